@@ -1,0 +1,32 @@
+/*
+ * fs_fault.h: a file system that fails on request. Wraps another kvs_fs; every call is counted and
+ * logged, then passed on unless a fault of the plan matches.
+ */
+#ifndef KVS_FS_FAULT_H
+#define KVS_FS_FAULT_H
+
+#include "fs.h"
+
+enum kvs_fs_call {
+    KVS_FS_OPEN_ROOT, KVS_FS_MAKE_DIRECTORY, KVS_FS_OPEN_READ, KVS_FS_OPEN_TEMP, KVS_FS_ALLOCATE,
+    KVS_FS_LINK, KVS_FS_RENAME, KVS_FS_UNLINK, KVS_FS_SET_TIMES, KVS_FS_STAT_FD, KVS_FS_STAT_PATH,
+    KVS_FS_LIST, KVS_FS_SPACE, KVS_FS_SYNC_DIRECTORY, KVS_FS_SYNC_FILE, KVS_FS_READ_AT,
+    KVS_FS_WRITE_AT, KVS_FS_CLOSE, KVS_FS_LOCK, KVS_FS_CALL_COUNT
+};
+
+struct kvs_fs_fault {
+    enum kvs_fs_call call;
+    int error;      /* positive errno; 0: the call is dropped but reports success */
+    uint64_t skip;  /* matching calls let through before it fires */
+    uint64_t count; /* how often it fires, 0: for ever */
+};
+
+int kvs_fs_fault_open(struct kvs_fs *inner, struct kvs_fs **out);
+void kvs_fs_fault_close(struct kvs_fs *fs); /* not the inner one */
+void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault);
+void kvs_fs_fault_clear(struct kvs_fs *fs);
+uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call);
+/* Pretends a size and free space, so that budget and reserve can be tested: 0 bytes: the real one. */
+void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes);
+
+#endif
