@@ -28,7 +28,7 @@ _Static_assert(sizeof(size_t) == 8, "lengths enter the hash as 64-bit words");
 #define PRIME_MX2 0x9FB21C651E98DF25u
 
 #define LANES 8u
-#define STRIPE 64u            /* bytes folded into the lanes per step; the secret then slides by 8 */
+#define STRIPE 64u            /* bytes folded into the lanes per step; the secret slides by 8 */
 #define STRIPES_PER_BLOCK 16u /* then the lanes are scrambled and the secret starts anew */
 #define SECRET_BYTES 192u
 #define SCRAMBLE_SECRET (SECRET_BYTES - STRIPE)
