@@ -60,7 +60,7 @@ static void *worker(void *argument)
             kvs_lock(store);
             root->workers_busy--;
             pthread_cond_broadcast(&store->changed);
-        } else if (root->worker_count == 0) {
+        } else if (root->workers_stop) {
             break; /* asked to stop, and nothing is left to do */
         } else {
             pthread_cond_wait(&root->job_ready, &store->lock);
@@ -79,9 +79,7 @@ int kvs_jobs_start(struct kvs_root *root)
         if (error) {
             return -error;
         }
-        kvs_lock(root->store);
         root->worker_count++;
-        kvs_unlock(root->store);
     }
     return 0;
 }
@@ -90,11 +88,11 @@ int kvs_jobs_start(struct kvs_root *root)
 void kvs_jobs_stop(struct kvs_root *root)
 {
     kvs_lock(root->store);
-    uint32_t count = root->worker_count;
-    root->worker_count = 0;
+    root->workers_stop = 1;
     pthread_cond_broadcast(&root->job_ready);
     kvs_unlock(root->store);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < root->worker_count; i++) {
         pthread_join(root->workers[i], NULL);
     }
+    root->worker_count = 0;
 }

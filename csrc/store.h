@@ -112,7 +112,7 @@ struct kvs_extent {
     uint8_t state, class_number, block_count, named;
     uint8_t opening, unlink_wanted, quarantine_wanted;
     uint8_t scanned;
-    int open_error; /* of the last open; 0 */
+    uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
     uint64_t tags[];      /* [block_count], see kvs_tag() */
 };
 
@@ -212,10 +212,11 @@ struct kvs_root {
     uint64_t bytes_in_flight, bytes_in_flight_max;
     struct kvs_transfer *reads, **reads_tail;   /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;
-    int stalled_for_room; /* a load of this root waits for pool memory */
+    struct kvs_transfer *delivers;      /* RAM hits to be copied to callers */
     /* file workers */
     pthread_t workers[KVS_FILE_WORKERS];
     uint32_t worker_count, workers_busy;
+    int workers_stop;
     struct kvs_job *jobs, **jobs_tail, *urgent_jobs, **urgent_tail;
     pthread_cond_t job_ready;
     /* capacity */
@@ -263,7 +264,8 @@ struct kvs_load_span {
 
 struct kvs_run { /* one span of one layer */
     struct kvs_region *region; /* held for the reader, NULL with caller memory */
-    uint32_t pending;          /* direct transfers, or 1 */
+    uint16_t direct_pending;   /* transfers straight into caller memory */
+    uint8_t reread;            /* one of them failed its check: once more, through the pool */
 };
 
 struct kvs_load_layer_state {
@@ -284,7 +286,8 @@ struct kvs_load {
     uint32_t span_count, refs, flags;
     struct kvs_run *runs; /* [layer][span] */
     struct kvs_load_layer_state *layers;
-    uint32_t layers_ready, front_layer[KVS_ROOTS_MAX];
+    uint32_t layers_ready;
+    uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
     uint64_t first, blocks; /* of the lease */
     uint64_t good;
     uint8_t good_reason, state, closed;
@@ -395,7 +398,7 @@ struct kvs_store {
     uint32_t file_count, file_max;
     struct kvs_link queues, leases, loads, writers;
     uint32_t lease_count;
-    uint64_t load_sequence, reserved_total, reserved_held;
+    uint64_t load_sequence, reserved_total;
     pthread_t copier, keeper;
     int copier_running, keeper_running;
     struct kvs_put *puts, **puts_tail;
@@ -487,10 +490,15 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent);
 struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
-/* Reads and checks a header; file workers only. On success the caller closes *fd. */
+/* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
-                                struct kvs_extent_header *header, struct kvs_fs_stat *stat,
-                                int *error);
+                                struct kvs_extent_header *header, struct kvs_fs_stat *stat);
+/* Reads the rest against the namespace's layout; takes fd on success. File workers only. */
+enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, int fd,
+                              const struct kvs_extent_header *header, struct kvs_file **out);
+void kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
+                            struct kvs_file *file);
+void kvs_file_trim_locked(struct kvs_store *store);
 
 /* ---- root.c and jobs.c ---- */
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
@@ -538,15 +546,21 @@ void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);
-/* Turns the next spans into transfers until the root has enough to submit. */
-void kvs_plan_reads_locked(struct kvs_root *root);
+void kvs_load_spans_locked(struct kvs_load *load);
+/* Turns the next spans into transfers until the root has `bytes` queued. */
+void kvs_plan_reads_locked(struct kvs_root *root, uint64_t bytes);
+/* One span through the pool: 0, or -EAGAIN when there is no room now. */
 int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
-void kvs_deliver_region(struct kvs_root *root, struct kvs_region *region);
+/* The same straight into caller memory: 0, or -ENOTSUP when alignment forbids it. */
+int kvs_plan_direct_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
+/* A read is over (or given up): verify, copy, tell the loads. 1 when it has to be read again. */
+int kvs_transfer_read_done(struct kvs_root *root, struct kvs_transfer *transfer);
 void kvs_deliver_waiters(struct kvs_store *store, struct kvs_region *region);
-void kvs_copy_to_caller(const struct kvs_load *load, uint32_t layer, uint64_t local_block,
-                        const uint8_t *cells, uint32_t count);
-uint32_t kvs_verify_cells(const struct kvs_file *file, uint32_t layer, uint32_t position,
-                          const uint8_t *cells, uint32_t cell_bytes, uint32_t count);
+/* Where a block goes in caller memory when it lies there in one piece, else NULL. */
+uint8_t *kvs_into_block(const struct kvs_load *load, uint32_t layer, uint64_t local_block,
+                        int *wanted);
+void kvs_into_copy(const struct kvs_load *load, uint32_t layer, uint64_t local_block,
+                   const uint8_t *cells, uint32_t count);
 
 /* ---- io_thread.c ---- */
 void *kvs_io_thread(void *root);
