@@ -20,7 +20,7 @@ LIBS_shared := -luring
 RUNNER_thread := setarch -R
 
 OUT := build/c/$(VARIANT)-$(URING)
-CFLAGS := -std=gnu11 -O2 -g -pthread -Icsrc -D_GNU_SOURCE -Wall -Wextra -Werror -Wconversion \
+CFLAGS := -std=gnu11 -O2 -g -pthread -Icsrc -Wall -Wextra -Werror -Wconversion \
     -Wmissing-prototypes -Wshadow $(FLAGS_$(VARIANT)) $(MACRO_$(URING))
 OBJECTS := $(patsubst %.c,$(OUT)/%.o,$(sort $(shell find csrc -name '*.c' 2>/dev/null)))
 TESTS := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard tests/c/test_*.c)))
