@@ -19,13 +19,15 @@ SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all bench dist format clean lint c-tests py-tests
-.PHONY: test-uring test-sanitizers test-threads test-user test-slow interpreter
+.PHONY: test-uring test-sanitizers test-threads test-user test-slow
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12]"
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  \1|\2/p' Makefile | column -t -s '|'
 
-setup: $(VENV)/stamp-core  ## Make .venv with everything in it and build the extension
+setup:  ## Make .venv with everything in it and build the extension
+	@tools/make_venv.sh $(PYTHON) $(VENV)
+	@$(SUBMAKE) --silent $(VENV)/stamp-core
 
 demo: setup  ## Show a prefill that streams its prefix from SSD (PROMPT_TOKENS=16384 works too)
 	@echo "The demo makes its model and store below .demo/ on this disk: about 4 GB."
@@ -76,7 +78,7 @@ lint: setup
 	    | xargs -r $(VENV)/bin/clang-format --dry-run -Werror || { echo "run: make format"; exit 1; }
 
 c-tests: setup
-	@$(SUBMAKE) -f $(PROGRAMS) run-test run-stress
+	@$(SUBMAKE) -f $(PROGRAMS) run
 
 py-tests: setup
 	@$(PY) -m pytest -m "not slow and not bench" --durations=10
@@ -101,15 +103,12 @@ test-slow: setup
 
 # ---- set-up --------------------------------------------------------------------------------------
 
-# Replaces .venv when it is broken or belongs to another interpreter than $(PYTHON).
-interpreter:
-	@tools/make_venv.sh $(PYTHON) $(VENV)
-
-$(VENV)/stamp-packages: pyproject.toml constraints.txt tools/install_packages.sh | interpreter
+# Reached through `setup` only: the script before may replace .venv, and these stamps with it.
+$(VENV)/stamp-packages: pyproject.toml constraints.txt tools/install_packages.sh
 	@tools/install_packages.sh $(PY)
 	@touch $@
 
 $(VENV)/stamp-core: $(VENV)/stamp-packages setup.py $(NATIVE) $(PACKAGES)
 	@echo "== building kvstore._core"
-	@$(PY) -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@$(PY) -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@

@@ -122,8 +122,14 @@ core = Extension(
     # Python's own flags turn assert() off (-DNDEBUG); ours stay on: a broken invariant must stop
     # the program before it can write a wrong byte.
     extra_compile_args=[
-        "-std=gnu11", "-O2", "-UNDEBUG", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
-    ],  # fmt: skip
+        "-std=gnu11",
+        "-O2",
+        "-UNDEBUG",
+        "-fvisibility=hidden",
+        "-pthread",
+        "-Wall",
+        "-Wextra",
+    ],
     extra_link_args=["-pthread"],
 )
 setup(

@@ -1,4 +1,4 @@
-"""The house rules that a formatter does not check: sizes, import directions, words, promises of docs.
+"""The house rules that a formatter does not check: sizes, imports, words, promises of the docs.
 
 Knows sources by their place and ending; reads text only and runs nothing. A rule that hurts is
 changed here, in the open, not worked around.
@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import conftest
 import pytest
+
+import conftest
 
 ROOT = Path(__file__).parents[1]
 PLACES = ["kvstore", "csrc", "python", "tests", "benches", "tools", "setup.py"]
@@ -135,7 +136,7 @@ def test_no_function_is_longer_than_the_limit() -> None:
     [
         (c_functions, "int f(void)\n{\n    if (x) {\n    }\n}\n", [(2, 4)]),
         (python_functions, "def f():\n    pass\n\n\nx = 1\n", [(1, 2)]),
-        (cython_functions, "cdef int f(\n    int x,\n) except -1:\n    return x\n\ny = 1\n", [(1, 4)]),
+        (cython_functions, "cdef f(\n    int x,\n) noexcept:\n    return x\n\ny = 1\n", [(1, 4)]),
         (cython_functions, "class A:\n    def f(self):\n        pass\n\n    x = 1\n", [(2, 2)]),
     ],
 )

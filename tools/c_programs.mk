@@ -29,18 +29,25 @@ STRESS := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard tests/c/stress_*.c)))
 SHARED := $(patsubst %.c,$(OUT)/%.o,$(sort $(filter-out tests/c/test_% tests/c/stress_%,\
     $(wildcard tests/c/*.c))))
 
+# Building is parallel; the programs run one after the other, in one recipe.
+MAKEFLAGS += --jobs=$(shell nproc)
+RUN = @tools/run_programs.sh "$(VARIANT), $(URING)" "$(RUNNER_$(VARIANT))"
+
 .SECONDARY:
-.PHONY: run-test run-stress
+.PHONY: run run-test run-stress
+run: $(TESTS) $(STRESS)
+	$(RUN) $^
 run-test: $(TESTS)
-	@tools/run_programs.sh "$(VARIANT), $(URING)" "$(RUNNER_$(VARIANT))" $^
+	$(RUN) $^
 run-stress: $(STRESS)
-	@tools/run_programs.sh "$(VARIANT), $(URING)" "$(RUNNER_$(VARIANT))" $^
+	$(RUN) $^
 
 $(OUT)/%.o: %.c tools/c_programs.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+	@echo "cc $< ($(VARIANT), $(URING))"
+	@$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(OUT)/tests/c/%: $(OUT)/tests/c/%.o $(OBJECTS) $(SHARED)
-	$(CC) $(CFLAGS) $^ $(LIBS_$(URING)) -o $@
+	@$(CC) $(CFLAGS) $^ $(LIBS_$(URING)) -o $@
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)

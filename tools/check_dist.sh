@@ -9,23 +9,29 @@ tree=$PWD
 rm -rf build/lib* build/bdist*
 mkdir -p dist
 rm -f dist/kvstore_nvme-*.whl
-"$python" -m pip --disable-pip-version-check wheel --quiet --no-deps -w dist .
+"$python" -m pip --disable-pip-version-check wheel -qq --no-deps -w dist .
 wheel=$(ls dist/kvstore_nvme-*.whl)
 echo "-- $wheel, $(du -h "$wheel" | cut -f 1)"
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/kvstore-dist.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
-export PATH="$work/venv/bin"
-if command -v cc gcc clang; then
+
+in_venv() {
+    (
+        cd "$work"
+        export PATH="$work/venv/bin"
+        "$@"
+    )
+}
+if in_venv command -v cc gcc clang; then
     echo "a compiler is still on PATH" >&2
     exit 1
 fi
-python -m pip --disable-pip-version-check install --quiet "$wheel"
-python "$tree/tools/readme_example.py" "$tree/README.md" "$work/example.py"
-cd "$work"
+in_venv python -m pip --disable-pip-version-check install -qq "$tree/$wheel"
+in_venv python "$tree/tools/readme_example.py" "$tree/README.md" example.py
 echo "-- the README's example outside the checkout"
-python example.py
+in_venv python example.py
 echo "-- and inside it, where the checkout's own folder is what gets imported"
-PYTHONPATH=$tree python example.py
-kvstore --help >/dev/null
+PYTHONPATH=$tree in_venv python example.py
+in_venv kvstore --help >/dev/null

@@ -25,8 +25,9 @@ else
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
         need+=("$name-dev")
 fi
-command -v cc >/dev/null || need+=(gcc)
-[ -e /usr/include/linux/io_uring.h ] || need+=(libc6-dev)
+headers='#include <stdio.h>
+#include <linux/io_uring.h>'
+cc -E -xc - <<<"$headers" >/dev/null 2>&1 || need+=(gcc libc6-dev)
 
 have_apt=$(command -v apt-get || true)
 if [ "$(id -u)" -eq 0 ] && [ -n "$have_apt" ]; then

@@ -5,7 +5,7 @@
 #   test_sanitizers.sh VENV_PYTHON
 set -euo pipefail
 python=$1
-make --no-print-directory -f tools/c_programs.mk VARIANT=address run-test run-stress
+make --no-print-directory -f tools/c_programs.mk VARIANT=address run
 
 copy=build/tree-sanitized
 tools/copy_tree.sh "$copy"

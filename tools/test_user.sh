@@ -49,8 +49,8 @@ fi
 echo "-- uid $uid with $python"
 mapfile -t wanted < <("$root_python" tools/requirements.py test)
 (as_user "$python" -m venv "$home/venv")
-(as_user "$home/venv/bin/python" -m pip --disable-pip-version-check --no-cache-dir install --quiet \
+(as_user "$home/venv/bin/python" -m pip --disable-pip-version-check --no-cache-dir install -qq \
     -c "$home/tree/constraints.txt" "setuptools>=77" "Cython>=3.0" "${wanted[@]}")
 (as_user sh -c "cd tree && ../venv/bin/python -m pip --disable-pip-version-check --no-cache-dir \
-    install --quiet --no-build-isolation --no-deps --editable . &&
+    install -qq --no-build-isolation --no-deps --editable . &&
     ../venv/bin/python -m pytest --without-torch -m 'not slow and not bench' -q")
