@@ -6,7 +6,7 @@
  *   tag[u]   length of the run that starts at unit u; FREE is set when it is free. The last unit of
  *            a free run carries the same tag, so that the run behind it finds its start. All other
  *            units are 0, so a wrong or second give is noticed.
- *   bin b    doubly linked list of the free runs of exactly b + 1 units (links are unit + 1, 0 ends)
+ *   bin b    doubly linked list of the free runs of exactly b + 1 units (links: unit + 1, 0 ends)
  *   levels   three levels of bitmaps over the bins: the smallest bin that fits is three steps away
  * Take and give cost the same whatever the size of the arena. 12 to 16 bytes a unit, in zeroed
  * memory of which only what is used is ever touched.
@@ -68,7 +68,7 @@ static void unmark_bin(struct kvs_arena *arena, uint32_t bin)
     }
 }
 
-/* The first marked bin from `bin` on: up until a word has a bit, then down along the lowest bits. */
+/* The first marked bin from `bin` on: up until a word has a bit, then down by the lowest bits. */
 static int64_t first_bin_from(struct kvs_arena *arena, uint32_t bin)
 {
     uint32_t words = PIECE_UNITS / 64;
