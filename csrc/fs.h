@@ -70,7 +70,7 @@ struct kvs_fs_calls {
     int (*make_directory)(struct kvs_fs *fs, int root_fd, const char *path);
     int (*open_read)(struct kvs_fs *fs, int root_fd, const char *path); /* regular file: fd */
     /* In the directory `directory`, else (no O_TMPFILE) a fresh name in `fallback_directory`, which
-     * is created. 0600. Closing removes no name: a named one not linked is the caller's to unlink. */
+     * is created. 0600. Closing removes no name: one not linked is the caller's to unlink. */
     int (*open_temp)(struct kvs_fs *fs, int root_fd, const char *directory,
                      const char *fallback_directory, struct kvs_fs_temp *out);
     int (*allocate)(struct kvs_fs *fs, int fd, uint64_t bytes); /* to the final length, reserved */

@@ -284,9 +284,13 @@ void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault)
     assert(fault->call < KVS_FS_CALL_COUNT && fault->error >= 0);
     assert(fault->error > 0 || !makes_descriptor(fault->call));
     pthread_mutex_lock(&fault_fs->mutex);
-    assert(fault_fs->plan_length < KVS_FS_FAULT_PLAN);
-    fault_fs->plan[fault_fs->plan_length++] = (struct planned_fault){.fault = *fault};
+    const int fits = fault_fs->plan_length < KVS_FS_FAULT_PLAN;
+    if (fits) {
+        fault_fs->plan[fault_fs->plan_length++] = (struct planned_fault){.fault = *fault};
+    }
     pthread_mutex_unlock(&fault_fs->mutex);
+    assert(fits);
+    (void)fits;
 }
 
 void kvs_fs_fault_clear(struct kvs_fs *fs)

@@ -1,8 +1,8 @@
 /*
- * fs_fault.h: a file system that fails on request. Wraps another kvs_fs; every call is counted, then
- * passed on unless a fault of the plan matches. The plan is walked in the order it was made: each
- * fault of this call that still has calls to skip skips one, the first that has none fires. A fault
- * that has fired `count` times is inert.
+ * fs_fault.h: a file system that fails on request. Wraps another kvs_fs; every call is counted,
+ * then passed on unless a fault of the plan matches. The plan is walked in the order it was made:
+ * each fault of this call that still has calls to skip skips one, the first that has none fires. A
+ * fault that has fired `count` times is inert.
  *
  * A dropped call touches nothing: stat and space give zeros, a read leaves the buffer as it was, a
  * list is empty, a close leaks the descriptor. Calls that make a descriptor cannot be dropped.
