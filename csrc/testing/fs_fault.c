@@ -272,17 +272,13 @@ void kvs_fs_fault_close(struct kvs_fs *fs)
     }
 }
 
-static int makes_descriptor(enum kvs_fs_call call)
-{
-    return call == KVS_FS_OPEN_ROOT || call == KVS_FS_OPEN_READ || call == KVS_FS_OPEN_TEMP
-           || call == KVS_FS_LOCK;
-}
-
 void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault)
 {
     struct fs_fault *fault_fs = self(fs);
     assert(fault->call < KVS_FS_CALL_COUNT && fault->error >= 0);
-    assert(fault->error > 0 || !makes_descriptor(fault->call));
+    assert(fault->error > 0 /* there is no descriptor to drop such a call with */
+           || (fault->call != KVS_FS_OPEN_ROOT && fault->call != KVS_FS_OPEN_READ
+               && fault->call != KVS_FS_OPEN_TEMP && fault->call != KVS_FS_LOCK));
     pthread_mutex_lock(&fault_fs->mutex);
     const int fits = fault_fs->plan_length < KVS_FS_FAULT_PLAN;
     if (fits) {
