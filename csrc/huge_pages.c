@@ -9,14 +9,17 @@
  * and memory that is not there must be known at open, as -ENOMEM, not later by a killed process.
  * The kernel rather kills than refuses, so the amount is first compared with what is available.
  */
+#define _GNU_SOURCE 1
+
 #include "huge_pages.h"
 
 #include "arena.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -34,6 +37,8 @@
 #define PR_SET_VMA 0x53564d41
 #define PR_SET_VMA_ANON_NAME 0
 #endif
+
+enum { MAX_HELPERS = 7 };
 
 /* Faulted in at a time: between two steps other threads get at the address space. */
 static const uint64_t FAULT_STEP_BYTES = (uint64_t)64 << 20;
@@ -94,21 +99,65 @@ static int is_available(uint64_t bytes)
     return (kib == UINT64_MAX || bytes / 1024 <= kib) && bytes <= group_headroom();
 }
 
-static int fault_in(char *base, uint64_t bytes)
+/* Steps are handed out to whichever thread is free next. */
+struct fault_work {
+    char *base;
+    uint64_t bytes;
+    uint64_t next;   /* atomic access */
+    uint32_t failed; /* atomic access */
+};
+
+static int fault_step(char *base, uint64_t bytes)
 {
-    for (uint64_t at = 0; at < bytes; at += FAULT_STEP_BYTES) {
-        const uint64_t step = bytes - at < FAULT_STEP_BYTES ? bytes - at : FAULT_STEP_BYTES;
-        if (madvise(base + at, step, MADV_POPULATE_WRITE) == 0) {
-            continue;
-        }
-        if (errno != EINVAL) {
-            return -ENOMEM;
-        }
-        for (uint64_t page = 0; page < step; page += 4096) { /* before Linux 5.14 */
-            ((volatile char *)base)[at + page] = 0;
-        }
+    if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0) {
+        return 0;
+    }
+    if (errno != EINVAL) {
+        return -ENOMEM;
+    }
+    for (uint64_t page = 0; page < bytes; page += 4096) { /* before Linux 5.14 */
+        ((volatile char *)base)[page] = 0;
     }
     return 0;
+}
+
+static void *fault_steps(void *arg)
+{
+    struct fault_work *work = arg;
+    while (!__atomic_load_n(&work->failed, __ATOMIC_RELAXED)) {
+        const uint64_t at = __atomic_fetch_add(&work->next, FAULT_STEP_BYTES, __ATOMIC_RELAXED);
+        if (at >= work->bytes) {
+            break;
+        }
+        const uint64_t left = work->bytes - at;
+        if (fault_step(work->base + at, left < FAULT_STEP_BYTES ? left : FAULT_STEP_BYTES) != 0) {
+            __atomic_store_n(&work->failed, 1, __ATOMIC_RELAXED);
+        }
+    }
+    return NULL;
+}
+
+/* Zeroing is work for the processor, so all of them share it; a small pool needs no help. */
+static int fault_in(char *base, uint64_t bytes)
+{
+    struct fault_work work = {.base = base, .bytes = bytes};
+    pthread_t helpers[MAX_HELPERS];
+    cpu_set_t usable;
+    unsigned wanted = sched_getaffinity(0, sizeof usable, &usable) == 0
+                          ? (unsigned)CPU_COUNT(&usable) - 1 : 0;
+    const uint64_t steps_to_share = (bytes - 1) / FAULT_STEP_BYTES;
+    wanted = wanted < MAX_HELPERS ? wanted : MAX_HELPERS;
+    wanted = wanted < steps_to_share ? wanted : (unsigned)steps_to_share;
+    unsigned started = 0;
+    while (started < wanted
+           && pthread_create(&helpers[started], NULL, fault_steps, &work) == 0) {
+        started++;
+    }
+    fault_steps(&work);
+    for (unsigned i = 0; i < started; i++) {
+        pthread_join(helpers[i], NULL);
+    }
+    return work.failed ? -ENOMEM : 0;
 }
 
 static int map_hugetlb(uint64_t bytes, void **out)
@@ -118,7 +167,7 @@ static int map_hugetlb(uint64_t bytes, void **out)
     if (base == MAP_FAILED) {
         return -errno;
     }
-    if (madvise(base, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+    if (fault_in(base, bytes) != 0) {
         munmap(base, bytes); /* a control group may refuse what the reservation granted */
         return -ENOMEM;
     }
