@@ -109,3 +109,15 @@ def read_extent(path: Path) -> ReadExtent:
         extras=None if extras is None else [extras[32 * i : 32 * i + 32] for i in range(blocks)],
         cells=read_cells(data, header_bytes, sizes, sums, blocks),
     )
+
+
+def read_root(root: Path) -> dict[Path, ReadExtent]:
+    """Every extent below a root, verified, its name held against its content."""
+    found = {}
+    for path in sorted(root.glob("*/[0-9a-f][0-9a-f][0-9a-f]/*.kv")):
+        extent = read_extent(path)
+        need(bytes.fromhex(path.stem) in extent.keys, f"{path}: named by a key it does not hold")
+        need(path.parent.name == path.stem[:3], f"{path}: wrong bucket")
+        need(path.parents[1].name == extent.fingerprint.hex()[:32], f"{path}: wrong namespace")
+        found[path] = extent
+    return found
