@@ -4,31 +4,9 @@
  *
  *   test_format_files [DIRECTORY]    of the golden files; default: tests/data
  */
-#include "format.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#include "xxh3.h"
-
-#define CHECK(condition)                                                    \
-    do {                                                                    \
-        if (!(condition)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1);                                                        \
-        }                                                                   \
-    } while (0)
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state += 0x9E3779B97F4A7C15u; /* splitmix64 */
-    uint64_t mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u;
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu;
-    return mixed ^ (mixed >> 31);
-}
+#include "format_test.h"
 
 struct file {
     uint8_t *bytes;
@@ -119,14 +97,6 @@ static void test_goldens_decode_and_encode_to_the_same_bytes(const char *directo
 }
 
 /* ------------------------------------------------------------------------------- garbage */
-
-static void reseal(uint8_t *bytes)
-{
-    uint64_t sum = 0;
-    memcpy(bytes + offsetof(struct kvs_disk_header, page_xxh3), &sum, sizeof(sum));
-    sum = kvs_xxh3(bytes, KVS_FORMAT_PAGE_BYTES);
-    memcpy(bytes + offsetof(struct kvs_disk_header, page_xxh3), &sum, sizeof(sum));
-}
 
 /* Decodes from a buffer of exactly `length` bytes, so that a read past it is seen. */
 static void decode_whatever(const uint8_t *bytes, size_t length)

@@ -6,31 +6,13 @@
 #include "index.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                    \
-    do {                                                                    \
-        if (!(condition)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1);                                                        \
-        }                                                                   \
-    } while (0)
+#include "format_test.h"
 
 enum { POSITIONS = 64, MODEL_EXTENTS = 64, MODEL_ENTRIES = MODEL_EXTENTS * POSITIONS };
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state += 0x9E3779B97F4A7C15u; /* splitmix64 */
-    uint64_t mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u;
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu;
-    return mixed ^ (mixed >> 31);
-}
 
 /* The caller's tag array: one tag per (extent, position). */
 static uint64_t tag_of(void *arg, uint32_t extent, uint8_t position)
