@@ -24,6 +24,7 @@
 #define KVS_FORMAT_PAGE_BYTES 4096u
 #define KVS_FORMAT_SECTIONS_MAX 16u
 #define KVS_FORMAT_BLOCKS_MAX 64u
+#define KVS_FORMAT_HEADER_MAX (1u << 20) /* bytes; a larger header is malformed, never allocated */
 #define KVS_FORMAT_LAYERS_MAX 1024u
 #define KVS_FORMAT_START_UNKNOWN UINT64_MAX
 #define KVS_FORMAT_FIRST_SECTION 512u /* sections start here; the table ends before */
