@@ -6,6 +6,7 @@
  * moved to quarantine by the owner and ignored by peers.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
