@@ -116,7 +116,7 @@ class Bridges:
             return bridge
 
     async def wait(self, ticket: _core.Ticket, timeout: int) -> bool:
-        """True when done, False when `timeout` ns passed. Works on a closed store for done tickets."""
+        """True when done (also on a closed store), False when `timeout` ns passed."""
         return ticket.done() is not None or await self.running().wait(ticket, timeout)
 
     def close(self) -> None:
@@ -135,35 +135,35 @@ class Bridges:
 class Handle(Generic[T]):
     """A result that can be awaited or waited for, more than once. Dropping it cancels nothing."""
 
-    __slots__ = ("_bridges", "_doing", "_result", "_ticket")
+    __slots__ = ("_bridges", "_doing", "_result", "ticket")
 
     def __init__(
         self, bridges: Bridges, ticket: _core.Ticket, doing: str, result: Callable[[int], T]
     ) -> None:
         self._bridges = bridges
-        self._ticket = ticket
+        self.ticket = ticket
         self._doing = doing
         self._result = result
 
     @property
     def done(self) -> bool:
-        return self._ticket.done() is not None
+        return self.ticket.done() is not None
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.finish().__await__()
 
     async def finish(self, timeout: float | str | None = None) -> T:
         """Awaits it. TimeoutError when `timeout` passes first; the work goes on."""
-        return self._value(await self._bridges.wait(self._ticket, timeout_ns(timeout)))
+        return self._value(await self._bridges.wait(self.ticket, timeout_ns(timeout)))
 
     def wait(self, timeout: float | str | None = None) -> T:
         """The same, blocking the thread without the GIL."""
-        return self._value(self._ticket.wait(timeout_ns(timeout)))
+        return self._value(self.ticket.wait(timeout_ns(timeout)))
 
     def _value(self, in_time: bool) -> T:
         if not in_time:
             raise TimeoutError(f"{self._doing}: not done in time")
-        code = self._ticket.done()
+        code = self.ticket.done()
         assert code is not None
         if code < 0:
             raise error_of(code, self._doing)

@@ -91,7 +91,7 @@ def chain_of_tokens(
 ) -> Chain:
     """The chain of floor(len(token_ids) / block_tokens) keys.
 
-    token_ids: a sequence of ints, an array, or a numpy or torch (CPU) integer tensor, 1-dimensional.
+    token_ids: a sequence of ints, an array, or an integer numpy or torch (CPU) tensor, 1-d.
     salt: isolates tenants. extras: (tag, token offset, bytes), in any order.
     ValueError: an id is negative or above 2**31 - 1, an offset is negative.
     """

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions. Missing or damaged data never is one: it is a miss with a reason.
+"""What can go wrong, as exceptions. Missing or damaged data is none: it is a miss with a reason.
 
 Exceptions are for misuse (ValueError, TypeError), a closed or forked store, a pool that cannot hold
 what was asked, and `open` (whose message says what to do). `error_of` is the one place where codes

@@ -5,7 +5,7 @@ caches of the same shape different (model, revision, rope, rank, dtype). All of 
 fingerprint, the fingerprint names the namespace, and the namespace isolates: blocks of one layout
 are never served to another. A cell is one block of one layer: its parts back to back, unpadded.
 
-Invariant: the fingerprint depends on every field, and on nothing else (canonical JSON, keys sorted).
+Invariant: the fingerprint depends on every field and on nothing else (canonical, sorted JSON).
 """
 
 import hashlib
@@ -38,7 +38,7 @@ Parts = tuple[tuple[str, int], ...]
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes and identity of one kind of cache. Make it with `mla`, `gqa`, `from_config`, or plainly:
+    """Bytes and identity of one kind of cache. Made by `mla`, `gqa`, `from_config`, or plainly:
 
         Layout(parts_by_layer=((("k", 65536), ("v", 65536)),) * 32, model="my/model")
 
@@ -156,43 +156,40 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         extent_blocks: int | None = None,
         words: Mapping[str, str] | None = None,
     ) -> "Layout":
-        """From a model's config.json (path or contents): MLA (DeepSeek, Kimi, GLM) or llama-like GQA.
+        """From a model's config.json, path or contents: MLA (DeepSeek, Kimi, GLM) or llama-like.
 
         `model` and `revision` are asked for: two fine-tunes share a config, never a cache. dtype:
         the cache's; the model's when None. rank only matters for GQA (a latent is not sharded).
         """
-        if not isinstance(config, Mapping):
-            config = json.loads(Path(config).read_text(encoding="utf-8"))
-            assert isinstance(config, Mapping)
-        config = config.get("text_config", config)
-        found = dtype or config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-        rope_words = _rope_words(config)
-        if "kv_lora_rank" in config:
+        facts = _facts(config)
+        found = dtype or facts.get("dtype") or facts.get("torch_dtype") or "bfloat16"
+        rope_words = _rope_words(facts)
+        if "kv_lora_rank" in facts:
             return cls.mla(
                 model=model,
                 revision=revision,
-                layers=config["num_hidden_layers"],
-                latent=config["kv_lora_rank"],
-                rope=config["qk_rope_head_dim"],
+                layers=facts["num_hidden_layers"],
+                latent=facts["kv_lora_rank"],
+                rope=facts["qk_rope_head_dim"],
                 dtype=found,
                 block_tokens=block_tokens,
                 rope_words=rope_words,
-                index_bytes=config.get("index_head_dim", 0) * _dtype_bytes("bfloat16"),
+                index_bytes=facts.get("index_head_dim", 0) * _dtype_bytes("bfloat16"),
                 extent_blocks=extent_blocks,
                 words=words,
             )
-        heads = config.get("num_attention_heads", 0)
-        if config.get("model_type") not in _GQA_TYPES or not heads:
+        heads = facts.get("num_attention_heads", 0)
+        if facts.get("model_type") not in _GQA_TYPES or not heads:
             raise ValueError(
-                f"model_type {config.get('model_type')!r} is not known here; describe its cache"
+                f"model_type {facts.get('model_type')!r} is not known here; describe its cache"
                 " with Layout.gqa(...), Layout.mla(...) or Layout(parts_by_layer=...)"
             )
         return cls.gqa(
             model=model,
             revision=revision,
-            layers=config["num_hidden_layers"],
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            layers=facts["num_hidden_layers"],
+            kv_heads=facts.get("num_key_value_heads") or heads,
+            head_dim=facts.get("head_dim") or facts["hidden_size"] // heads,
             dtype=found,
             block_tokens=block_tokens,
             rope_words=rope_words,
@@ -312,6 +309,16 @@ def _latent_bytes(latent: int, rope: int, dtype: str) -> int:
 def _words(words: Mapping[str, str] | None, **own: object) -> tuple[tuple[str, str], ...]:
     merged = {name: str(value) for name, value in own.items()} | dict(words or {})
     return tuple(sorted(merged.items()))
+
+
+def _facts(config: "str | os.PathLike[str] | Mapping[str, Any]") -> Mapping[str, Any]:
+    """The contents of a config.json; of its language model when it has several parts."""
+    if isinstance(config, Mapping):
+        facts = config
+    else:
+        facts = json.loads(Path(config).read_text(encoding="utf-8"))
+    inner: Mapping[str, Any] = facts.get("text_config", facts)
+    return inner
 
 
 def _rope_words(config: Mapping[str, Any]) -> str:

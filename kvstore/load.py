@@ -1,8 +1,8 @@
 """A running load: layers arrive in order, each verified before it is delivered.
 
 Invariants
-  1. Data trouble never raises: a layer says how many leading blocks are good in layers 0..i, and why
-     not more. What is below that count stays valid whatever happens later.
+  1. Data trouble never raises: a layer says how many leading blocks are good in layers 0..i, and
+     why not more. What is below that count stays valid whatever happens later.
   2. Cancel, timeout, close and garbage collection end waiting, never the core's duty: caller memory
      is referred to until the drained ticket is done (`_core.keep`).
   3. No view is handed out for a released layer. Views handed out before are then invalid: their
@@ -27,7 +27,7 @@ from kvstore.units import FOREVER_NS, timeout_ns
 
 
 class LoadStats(msgspec.Struct, frozen=True, kw_only=True):
-    """reads: operations sent to the device. Bytes are of cells. *_ns: boot clock; 0 while running."""
+    """reads: operations sent to the device. Bytes are of cells. *_ns: boot clock, 0: running."""
 
     reads: int
     disk_bytes: int
@@ -41,7 +41,7 @@ class LoadStats(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Span:
-    """Cells [blocks, cell_bytes] of consecutive blocks; first_block is absolute. Read-only memory."""
+    """Cells [blocks, cell_bytes] of consecutive blocks from first_block (absolute); read-only."""
 
     first_block: int
     blocks: int
@@ -74,7 +74,7 @@ class Layer:
         if self.released:
             raise ValueError(f"layer {self.index} was released: its memory is reused")
         if self._spans is None:
-            self._spans = list(self._load._spans(self.index, self.blocks, self._span_count))
+            self._spans = list(self._load.spans(self.index, self.blocks, self._span_count))
         return self._spans
 
     def part(self, name: str) -> list[npt.NDArray[np.uint8]]:
@@ -148,9 +148,7 @@ class Load:
         self._drained_queue: _core.Queue | None = None
         self._drained_ticket: _core.Ticket | None = None
         targets, page_tokens, owners = (
-            (None, 0, [])
-            if into is None
-            else into.targets(layout, self.start, self.blocks)
+            (None, 0, []) if into is None else into.targets(layout, self.start, self.blocks)
         )
         table = None if into is None or into.table is None else into.table.tobytes()
         self.core = _core.Load(
@@ -222,7 +220,8 @@ class Load:
         self._good = min(self._good, blocks)
         return Layer(self, index, blocks, reason, spans)
 
-    def _spans(self, layer: int, good: int, count: int) -> Iterator[Span]:
+    def spans(self, layer: int, good: int, count: int) -> Iterator[Span]:
+        """The good blocks of a layer that is ready; `Layer.spans` keeps them."""
         cell_bytes = self.layout.cell_bytes(layer)
         end = self.start + good
         for index in range(count):
@@ -232,7 +231,7 @@ class Load:
             first, blocks, view = found
             blocks = min(blocks, end - first)
             if blocks > 0:
-                cells = np.frombuffer(view, dtype=np.uint8)[: blocks * cell_bytes]
+                cells = np.frombuffer(memoryview(view), dtype=np.uint8)[: blocks * cell_bytes]
                 yield Span(first, blocks, cells.reshape(blocks, cell_bytes))
 
     # --------------------------------------------------------------------------------- ends

@@ -48,15 +48,15 @@ def alloc(nbytes: int) -> npt.NDArray[np.uint8]:
     """
     if nbytes < 1:
         raise ValueError(f"alloc needs at least one byte, not {nbytes}")
-    return np.frombuffer(_core.HugeMemory(nbytes), dtype=np.uint8)
+    return np.frombuffer(memoryview(_core.HugeMemory(nbytes)), dtype=np.uint8)
 
 
 def rows_of(memory: Any, row_bytes: int, *, writable: bool, what: str) -> Rows:
     """`memory` as rows of row_bytes: its first dimension when each item is one contiguous row,
     else, when all of it is contiguous, its bytes cut into rows.
 
-    memory: numpy array, torch CPU tensor, or a buffer. ValueError when it does not fit. Bytes left
-    over at the end are allowed where we write (tokens past the last whole block), not where we read.
+    memory: numpy array, torch CPU tensor, or a buffer. ValueError when it does not fit. Bytes
+    left over at the end are allowed where we write (tokens past the last block), not where we read.
     """
     address, shape, strides, itemsize, owner = _describe(memory, writable, what)
     inner = _dense_bytes(shape[1:], strides[1:], itemsize)

@@ -23,7 +23,7 @@ class Pages:
     page_tokens: tokens of one page; divides the layout's block_tokens or is a multiple of it.
       None: a page is a block. Memory of a part is [pages, page_tokens, ...], pages apart by any
       stride, each page contiguous.
-    block_table: page number of each local page of the load (-1: do not write it). None: page j is j.
+    block_table: page number of each local page of the load, -1: do not write it. None: page j is j.
 
     The memory belongs to the load until `load.drained`, whatever happens before.
     """
@@ -97,7 +97,7 @@ def _by_layer(parts: Mapping[str, Sequence[Any]]) -> tuple[PartMemory, ...]:
 def _int32_table(block_table: Any) -> "np.ndarray[Any, np.dtype[np.int32]]":
     table = np.asarray(block_table)
     if table.ndim != 1 or (table.size and table.dtype.kind not in "iu"):
-        raise ValueError(f"a block table is 1-dimensional integers, not {table.ndim}-d {table.dtype}")
+        raise ValueError(f"a block table is 1-d integers, not {table.ndim}-d {table.dtype}")
     if table.size and int(table.max()) > 2**31 - 1:
         raise ValueError("a block table entry is above 2**31 - 1")
     return np.ascontiguousarray(table, dtype=np.int32)
@@ -123,5 +123,5 @@ def _target(memory: Any, page_bytes: int, needed: int, what: str) -> tuple[int, 
         rows = rows_of(memory, page_bytes, writable=True, what=what)
         address, stride, count, owner = rows.address, rows.stride, rows.count, rows.owner
     if count < needed:
-        raise ValueError(f"{what}: has {count} pages of {page_bytes} bytes, the load needs {needed}")
+        raise ValueError(f"{what}: {count} pages of {page_bytes} bytes, the load needs {needed}")
     return address, stride, owner

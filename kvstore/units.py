@@ -13,7 +13,8 @@ _SIZE_UNITS = {
 }  # fmt: skip
 _DURATION_UNITS_NS = {
     "ns": 1, "us": 10**3, "ms": 10**6, "": 10**9, "s": 10**9,
-    "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9, "w": 7 * 86400 * 10**9,
+    "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9,
+    "w": 7 * 86400 * 10**9,
 }  # fmt: skip
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _INT64_MAX = 2**63 - 1
@@ -83,4 +84,5 @@ def _scaled(number: str, factor: int) -> int:
     """number * factor without the rounding of a float for whole numbers."""
     whole, _, fraction = number.partition(".")
     digits = int(whole + fraction) * factor
-    return digits // 10 ** len(fraction)
+    shift: int = 10 ** len(fraction)
+    return digits // shift

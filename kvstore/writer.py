@@ -21,7 +21,7 @@ from kvstore.memory import rows_of
 
 
 class WriterStats(msgspec.Struct, frozen=True, kw_only=True):
-    """bytes_submitted: of cells, handed to the device; bytes_written: which the device said done."""
+    """bytes_submitted: of cells, handed to the device; bytes_written: that it said are done."""
 
     bytes_submitted: int
     bytes_written: int
@@ -31,8 +31,10 @@ class WriterStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writer:
-    """Blocks [start, len(chain)) of a chain. Made by `Cache.writer`; a context manager (either kind)
-    that aborts when it was not committed."""
+    """Blocks [start, len(chain)) of a chain. Made by `Cache.writer`.
+
+    A context manager (either kind) that aborts when it was not committed.
+    """
 
     def __init__(
         self, core_cache: _core.Cache, layout: Layout, bridges: Bridges, chain: Chain,
@@ -44,9 +46,7 @@ class Writer:
         self._layout = layout
         self._bridges = bridges
         self._final: WriterStats | None = None
-        self._core = _core.Writer(
-            core_cache, chain.keys, start, retention, 0, chain.extra_digests
-        )
+        self._core = _core.Writer(core_cache, chain.keys, start, retention, 0, chain.extra_digests)
 
     def put(
         self,
