@@ -11,6 +11,8 @@ Invariants
   3. Memory of the caller that the core may still touch is referred to by `_kept` until the ticket
      that ends the core's interest is done, whatever happens to the objects around it.
   4. No __dealloc__ raises or waits.
+  5. A forked child never calls the core with a handle of its parent: the core's lock may have been
+     held at the fork. Its calls raise StoreForked, its handles are left alone.
 
 Arrays of C structs come in as bytes packed by the caller (keys back to back, targets and sources as
 pairs of uint64, tables as int32).
@@ -26,12 +28,14 @@ from libc.errno cimport EAGAIN, ENOENT, E2BIG, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
+from posix.unistd cimport getpid, pid_t
+cimport cython
 
 import os
 import time
 
 from kvstore._kvs cimport *
-from kvstore.errors import OpenError, PoolTooSmall, StoreClosed, error_of
+from kvstore.errors import OpenError, PoolTooSmall, StoreClosed, StoreForked, error_of
 
 cdef enum:
     KEY_BYTES = 32
@@ -86,13 +90,15 @@ cdef object reason_of(kvs_reason reason):
 # ------------------------------------------------------------------------------------ pure calls
 
 
-def chain_keys(tokens, uint32_t block_tokens, bytes salt, list extras):
-    """Keys, back to back. tokens: contiguous int32 buffer; extras: (tag, offset, value) tuples."""
+def chain_keys(tokens, uint32_t block_tokens, bytes salt, extras):
+    """Keys, back to back. tokens: contiguous int32 buffer; extras: (tag, offset, value) each."""
     if block_tokens == 0:
         raise ValueError("block_tokens must be at least 1")
     cdef Py_buffer view
     cdef kvs_extra *array = NULL
-    cdef uint32_t extra_count = <uint32_t>len(extras)
+    cdef list plain = [(tag.encode() if isinstance(tag, str) else tag, offset, value)
+                       for tag, offset, value in extras]
+    cdef uint32_t extra_count = <uint32_t>len(plain)
     PyObject_GetBuffer(tokens, &view, PyBUF_SIMPLE)
     cdef uint64_t count = <uint64_t>view.len // 4
     cdef bytes keys = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(count // block_tokens) * KEY_BYTES)
@@ -101,7 +107,7 @@ def chain_keys(tokens, uint32_t block_tokens, bytes salt, list extras):
     cdef uint32_t salt_bytes = <uint32_t>len(salt)
     cdef int code
     try:
-        array = extras_array(extras)
+        array = extras_array(plain)
         with nogil:
             code = kvs_keys_chain(<const int32_t *>view.buf, count, block_tokens, salt_at,
                                   salt_bytes, array, extra_count, out)
@@ -150,6 +156,15 @@ def xxh3(data):
         value = kvs_xxh3(view.buf, <size_t>view.len)
     PyBuffer_Release(&view)
     return value
+
+
+def format_constants():
+    """Struct of an extent file -> field -> (offset, bytes), as the compiler laid them out."""
+    found = {}
+    for i in range(DISK_FIELD_COUNT):
+        fields = found.setdefault(DISK_FIELDS[i].structure.decode(), {})
+        fields[DISK_FIELDS[i].field.decode()] = (DISK_FIELDS[i].offset, DISK_FIELDS[i].bytes)
+    return found
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -231,15 +246,35 @@ def sweep():
 # ------------------------------------------------------------------------------ tickets, queues
 
 
-cdef class Ticket:
+cdef class Handle:
+    """What all handles share: they belong to the process that made them (invariant 5)."""
+
+    cdef pid_t born
+    cdef object __weakref__
+
+    def __cinit__(self):
+        self.born = getpid()
+
+    cdef bint mine(self) noexcept:
+        return self.born == getpid()
+
+    cdef int check_process(self) except -1:
+        if not self.mine():
+            raise StoreForked("the store was opened before fork; open one in this process")
+        return 0
+
+
+@cython.no_gc_clear  # its queue must not go before it: the core may still send there
+cdef class Ticket(Handle):
     """Something that takes time: pending, then done with one result, for ever."""
 
     cdef kvs_ticket *handle
+    cdef Queue queue
     cdef public object waiter  # the bridge that an event goes to; see _loop.py
-    cdef object __weakref__
 
     def __dealloc__(self):
-        if self.handle is not NULL:
+        if self.handle is not NULL and self.mine():
+            kvs_ticket_send(self.handle, NULL, 0)
             kvs_ticket_close(self.handle)
 
     def wait(self, int64_t timeout_ns):
@@ -247,6 +282,7 @@ cdef class Ticket:
         cdef int64_t until = 0 if timeout_ns < 0 else time.monotonic_ns() + timeout_ns
         cdef int64_t left = WAIT_SLICE_NS
         cdef int code = -ETIMEDOUT
+        self.check_process()
         while code == -ETIMEDOUT:
             if timeout_ns >= 0:
                 left = max(0, min(<int64_t>WAIT_SLICE_NS, until - <int64_t>time.monotonic_ns()))
@@ -264,6 +300,7 @@ cdef class Ticket:
     def done(self):
         """The result, or None while pending."""
         cdef int64_t result = 0
+        self.check_process()
         if not kvs_ticket_done(self.handle, &result):
             return None
         _kept.pop(id(self), None)
@@ -271,7 +308,9 @@ cdef class Ticket:
 
     def send(self, Queue queue, uint64_t token):
         """When done (or at once) the queue gets `token`. None takes it back."""
+        self.check_process()
         kvs_ticket_send(self.handle, NULL if queue is None else queue.open_handle(), token)
+        self.queue = queue
 
 
 cdef Ticket ticket_of(kvs_ticket *handle):
@@ -282,8 +321,8 @@ cdef Ticket ticket_of(kvs_ticket *handle):
     return ticket
 
 
-cdef class Queue:
-    """Where an event loop hears of finished tickets."""
+cdef class Queue(Handle):
+    """Where an event loop hears of finished tickets. Close it when no ticket is sent to it."""
 
     cdef kvs_queue *handle
 
@@ -295,6 +334,7 @@ cdef class Queue:
         self.close()
 
     cdef kvs_queue *open_handle(self) except NULL:
+        self.check_process()
         if self.handle is NULL:
             raise ValueError("the queue is closed")
         return self.handle
@@ -315,17 +355,16 @@ cdef class Queue:
     def close(self):
         cdef kvs_queue *handle = self.handle
         self.handle = NULL
-        if handle is not NULL:
+        if handle is not NULL and self.mine():
             kvs_queue_close(handle)
 
 
 # ------------------------------------------------------------------------------------- the store
 
 
-cdef class Store:
+cdef class Store(Handle):
     cdef kvs_store *handle
     cdef tuple testing  # clock, files and engines must outlive the store
-    cdef object __weakref__
 
     def __init__(self, *, list roots not None, list classes not None, uint32_t default_class,
                  int role, int engine, uint32_t io_depth, uint64_t pool_bytes,
@@ -373,6 +412,7 @@ cdef class Store:
             Py_INCREF(self.testing)
 
     cdef kvs_store *open_handle(self) except NULL:
+        self.check_process()
         if self.handle is NULL:
             raise StoreClosed("the store is closed")
         return self.handle
@@ -385,7 +425,7 @@ cdef class Store:
         """Waits, without the GIL, until nothing is in flight."""
         cdef kvs_store *handle = self.handle
         self.handle = NULL
-        if handle is NULL:
+        if handle is NULL or not self.mine():
             return
         for engine in self.testing[2]:
             (<FaultEngine>engine).handle = NULL  # the store closes its engines
@@ -453,12 +493,11 @@ cdef int fill_classes(kvs_class *array, list classes) except -1:
 # ------------------------------------------------------------------------------ a cache, leases
 
 
-cdef class Cache:
+cdef class Cache(Handle):
     """One namespace. Its handle is closed only when this object is freed (invariant 2)."""
 
     cdef kvs_cache *handle
     cdef readonly Store store
-    cdef object __weakref__
 
     def __init__(self, Store store not None, *, bytes fingerprint not None, uint32_t block_tokens,
                  uint32_t extent_blocks, bytes part_counts not None, bytes part_bytes not None,
@@ -478,7 +517,7 @@ cdef class Cache:
         self.store = store
 
     def __dealloc__(self):
-        if self.handle is not NULL:
+        if self.handle is not NULL and self.mine():
             kvs_cache_close(self.handle)
 
     cdef kvs_cache *open_handle(self) except NULL:
@@ -521,7 +560,7 @@ cdef int one_key(bytes key) except -1:
     return 0
 
 
-cdef class Lease:
+cdef class Lease(Handle):
     cdef kvs_lease *handle
     cdef readonly Cache cache
 
@@ -540,17 +579,18 @@ cdef class Lease:
     def release(self):
         cdef kvs_lease *handle = self.handle
         self.handle = NULL
-        if handle is not NULL:
+        if handle is not NULL and self.mine():
             kvs_lease_release(handle)
 
     def alive(self):
+        self.check_process()
         return self.handle is not NULL and kvs_lease_alive(self.handle) == 1
 
 
 # ----------------------------------------------------------------------------------------- loads
 
 
-cdef class Load:
+cdef class Load(Handle):
     cdef kvs_load *handle
     cdef readonly Cache cache
 
@@ -583,6 +623,7 @@ cdef class Load:
         self.close()
 
     cdef kvs_load *open_handle(self) except NULL:
+        self.check_process()
         if self.handle is NULL:
             raise ValueError("the load is closed")
         return self.handle
@@ -617,7 +658,7 @@ cdef class Load:
         return span.first_block, span.block_count, view_of(span.cells, nbytes, self.cache)
 
     def release(self, uint32_t layer):
-        if self.handle is not NULL:
+        if self.handle is not NULL and self.mine():
             kvs_load_release(self.handle, layer)
 
     def block(self):
@@ -627,7 +668,7 @@ cdef class Load:
         return view_of(data, nbytes, self.cache)
 
     def cancel(self):
-        if self.handle is not NULL:
+        if self.handle is not NULL and self.mine():
             kvs_load_cancel(self.handle)
 
     def stats(self):
@@ -638,14 +679,14 @@ cdef class Load:
     def close(self):
         cdef kvs_load *handle = self.handle
         self.handle = NULL
-        if handle is not NULL:
+        if handle is not NULL and self.mine():
             kvs_load_close(handle)
 
 
 # --------------------------------------------------------------------------------------- writers
 
 
-cdef class Writer:
+cdef class Writer(Handle):
     cdef kvs_writer *handle
     cdef readonly Cache cache
 
@@ -688,13 +729,14 @@ cdef class Writer:
         cdef kvs_writer_stats_struct numbers
         if self.handle is NULL:
             raise ValueError("the writer is closed")
+        self.check_process()
         kvs_writer_stats(self.handle, &numbers)
         return numbers
 
     def close(self):
         cdef kvs_writer *handle = self.handle
         self.handle = NULL
-        if handle is not NULL:
+        if handle is not NULL and self.mine():
             kvs_writer_close(handle)
 
 

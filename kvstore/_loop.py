@@ -12,6 +12,7 @@ Invariants
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Generator
@@ -168,6 +169,19 @@ class Handle(Generic[T]):
         if code < 0:
             raise error_of(code, self._doing)
         return self._result(code)
+
+
+async def readable(fd: int) -> None:
+    """Until `fd` is readable. Waits on a copy of it: a loop has one reader per descriptor."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    copy = os.dup(fd)
+    loop.add_reader(copy, lambda: future.done() or future.set_result(None))
+    try:
+        await future
+    finally:
+        loop.remove_reader(copy)
+        os.close(copy)
 
 
 async def in_thread(function: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:

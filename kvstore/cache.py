@@ -4,6 +4,7 @@
 False; exceptions are for misuse and a closed store.
 """
 
+import hashlib
 import itertools
 import os
 import struct
@@ -27,6 +28,8 @@ from kvstore.writer import Writer
 
 if TYPE_CHECKING:
     from kvstore.store import Store
+
+OWNER_BYTES_MAX = 48
 
 Timeout = float | str | None
 
@@ -182,13 +185,13 @@ class Cache:
             raise ValueError(f"the hit is of namespace {hit.namespace}, this is {self.namespace}")
         if hit.blocks == 0:
             raise ValueError("the hit is empty: there is nothing to lease")
-        owner = owner or f"{os.getpid()}-{id(self)}-{next(self._owner_numbers)}"
+        owner = owner or f"{os.getpid()}-{next(self._owner_numbers)}"
         core = _core.Lease(
             self.core,
             hit.keys,
             hit.start,
             hit.end,
-            owner.encode(),
+            _owner_bytes(owner),
             self.store.class_number(retain, otherwise=-1),
             parse_duration(timeout, "timeout"),
         )
@@ -328,6 +331,14 @@ class Cache:
 
     def _delete(self, key: bytes) -> Handle[int]:
         return Handle(self.store.bridges, self.core.delete(key), "delete", int)
+
+
+def _owner_bytes(owner: str) -> bytes:
+    """The core keeps a short text; a longer name is told apart by its hash."""
+    name = owner.encode()
+    if len(name) <= OWNER_BYTES_MAX and b"\0" not in name:
+        return name
+    return hashlib.sha256(name).hexdigest()[:OWNER_BYTES_MAX].encode()
 
 
 def _check_key(key: bytes) -> None:

@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore import _core
-from kvstore._loop import Bridges
+from kvstore._loop import Bridges, readable
 from kvstore.hit import Lease
 from kvstore.layout import Layout
 from kvstore.pages import Pages
-from kvstore.units import FOREVER_NS, timeout_ns
+from kvstore.units import timeout_ns
 
 
 class LoadStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +145,9 @@ class Load:
         self._owns_lease = owns_lease
         self._newest = -1  # highest layer known to be ready, and its good blocks
         self._good = self.blocks
-        self._drained_queue: _core.Queue | None = None
+        self._tickets: dict[int, _core.Ticket] = {}
         self._drained_ticket: _core.Ticket | None = None
+        self._drained_queue: _core.Queue | None = None
         targets, page_tokens, owners = (
             (None, 0, []) if into is None else into.targets(layout, self.start, self.blocks)
         )
@@ -171,8 +172,7 @@ class Load:
         """
         ready = self._ready(index)
         if ready is None:
-            ticket = self.core.layer_ticket(index)
-            if not await self._bridges.wait(ticket, timeout_ns(timeout)):
+            if not await self._bridges.wait(self._ticket(index), timeout_ns(timeout)):
                 raise TimeoutError(f"layer {index} is not ready yet")
             ready = self._ready(index)
         assert ready is not None
@@ -182,7 +182,7 @@ class Load:
         """The same, blocking the thread without the GIL."""
         ready = self._ready(index)
         if ready is None:
-            if not self.core.layer_ticket(index).wait(timeout_ns(timeout)):
+            if not self._ticket(index).wait(timeout_ns(timeout)):
                 raise TimeoutError(f"layer {index} is not ready yet")
             ready = self._ready(index)
         assert ready is not None
@@ -209,6 +209,12 @@ class Load:
                 break
         return range(self.start + self._good, self.start + self.blocks)
 
+    def _ticket(self, index: int) -> _core.Ticket:
+        """One object per layer: the core's ticket sends to one queue, its waiters share it."""
+        if index not in self._tickets:
+            self._tickets[index] = self.core.layer_ticket(index)
+        return self._tickets[index]
+
     def _ready(self, index: int) -> Layer | None:
         if not 0 <= index < self.layout.layers:
             raise IndexError(f"the layout has {self.layout.layers} layers, no layer {index}")
@@ -224,7 +230,7 @@ class Load:
         """The good blocks of a layer that is ready; `Layer.spans` keeps them."""
         cell_bytes = self.layout.cell_bytes(layer)
         end = self.start + good
-        for index in range(count):
+        for index in range(count if cell_bytes else 0):
             found = self.core.span(layer, index, cell_bytes)
             if found is None:
                 raise ValueError(f"layer {layer} was released: its memory is reused")
@@ -250,11 +256,10 @@ class Load:
         return self._drained().wait(timeout_ns(timeout))
 
     def drained_fd(self) -> int:
-        """A file descriptor that becomes readable once drained; owned by the load."""
+        """A file descriptor that becomes readable, and stays so, once drained. The load's own."""
         if self._drained_queue is None:
             queue = _core.Queue(self.core.cache.store)
-            self._fd_ticket = self.core.drained()
-            self._fd_ticket.send(queue, 0)
+            self._drained().send(queue, 0)
             self._drained_queue = queue
         return self._drained_queue.fd()
 
@@ -271,7 +276,7 @@ class Load:
         """Cancels what is left and releases every layer. Idempotent; never waits."""
         if self.core.closed:
             return
-        self._drained()  # so that `drained` works on
+        self._drained()  # so that `drained` works on, without the core's load
         self.core.close()
         if self._owns_lease:
             self.lease.release()
@@ -310,4 +315,6 @@ class Drained:
         return self._wait().__await__()
 
     async def _wait(self) -> None:
-        await self._load._bridges.wait(self._load._drained(), FOREVER_NS)
+        """By the load's own fd, so that any number of tasks and loops may wait."""
+        if not self._load.wait_drained(0):
+            await readable(self._load.drained_fd())
