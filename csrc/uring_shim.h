@@ -265,8 +265,8 @@ static inline void io_uring_cq_advance(struct io_uring *ring, unsigned count)
 }
 
 /* timeout NULL: for ever. -ETIME only when nothing was submitted either. */
-static inline int io_uring_submit_and_wait_timeout(struct io_uring *ring,
-                                                   struct io_uring_cqe **cqe, unsigned wait_for,
+static inline int io_uring_submit_and_wait_timeout(struct io_uring *ring, struct io_uring_cqe **cqe,
+                                                   unsigned wait_for,
                                                    struct __kernel_timespec *timeout,
                                                    sigset_t *signals)
 {

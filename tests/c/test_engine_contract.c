@@ -147,10 +147,9 @@ static void test_errors_are_the_kernels_and_hit_one_operation_only(struct subjec
 {
     char *buffer = aligned_buffer(8192);
     int fd = open_file(s, O_RDONLY);
-    struct kvs_io_op ops[] = {op_of(KVS_IO_READ, -1, buffer, 0, 4096),
-                              op_of(KVS_IO_READ, fd, buffer + 4096, 4096, 4096),
-                              op_of(KVS_IO_WRITE, fd, buffer, 0, 4096),
-                              op_of(KVS_IO_READ, 1 << 20, buffer, 0, 4096)};
+    struct kvs_io_op ops[] = {
+        op_of(KVS_IO_READ, -1, buffer, 0, 4096), op_of(KVS_IO_READ, fd, buffer + 4096, 4096, 4096),
+        op_of(KVS_IO_WRITE, fd, buffer, 0, 4096), op_of(KVS_IO_READ, 1 << 20, buffer, 0, 4096)};
     run_ops(s->engine, ops, 4);
     CHECK_EQ(ops[0].result, -EBADF);
     CHECK_EQ(ops[1].result, 4096);
@@ -207,8 +206,7 @@ static void *sleeper_run(void *arg)
     struct sleeper *sleeper = arg;
     struct kvs_io_op *done;
     __atomic_store_n(&sleeper->thread_id, (int)syscall(SYS_gettid), __ATOMIC_RELEASE);
-    sleeper->result =
-        sleeper->engine->calls->reap(sleeper->engine, &done, 1, sleeper->timeout_ns);
+    sleeper->result = sleeper->engine->calls->reap(sleeper->engine, &done, 1, sleeper->timeout_ns);
     return NULL;
 }
 
@@ -342,8 +340,14 @@ static void test_registered_memory_changes_nothing_but_speed(struct subject *sha
         printf("NOTE %s: memory not registered: %s\n", s.name, strerror(-result));
     }
     char *outside = aligned_buffer(8192);
-    char *starts[] = {base, base + piece - 8192, base + piece - 4096, base + piece,
-                      base + bytes - 8192, base + bytes - 4096, base + bytes, outside};
+    char *starts[] = {base,
+                      base + piece - 8192,
+                      base + piece - 4096,
+                      base + piece,
+                      base + bytes - 8192,
+                      base + bytes - 4096,
+                      base + bytes,
+                      outside};
     enum { COUNT = sizeof starts / sizeof starts[0] };
     int fd = open_file(&s, O_RDONLY);
     for (uint32_t i = 0; i < COUNT; i++) {
