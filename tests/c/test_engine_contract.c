@@ -141,55 +141,7 @@ static void test_submit_takes_no_more_than_depth(struct subject *s)
     free(buffer);
 }
 
-<<<<<<< HEAD
-static void wake(struct kvs_io_engine *engine)
-{
-    uint64_t one = 1;
-    CHECK_EQ(write(engine->wake_fd, &one, sizeof one), sizeof one);
-}
-
-/* A thread that sits in one reap. */
-struct sleeper {
-    struct kvs_io_engine *engine;
-    int64_t timeout_ns;
-    int thread_id; /* atomic */
-    int result;
-};
-
-static void *sleeper_run(void *arg)
-{
-    struct sleeper *sleeper = arg;
-    struct kvs_io_op *done;
-    __atomic_store_n(&sleeper->thread_id, (int)syscall(SYS_gettid), __ATOMIC_RELEASE);
-    sleeper->result = sleeper->engine->calls->reap(sleeper->engine, &done, 1, sleeper->timeout_ns);
-    return NULL;
-}
-
-/* Polls until the kernel says that the thread sleeps: the wake-up shall find it there. */
-static void await_asleep(struct sleeper *sleeper)
-{
-    for (int tries = 0; tries < 1000000; tries++) {
-        int thread_id = __atomic_load_n(&sleeper->thread_id, __ATOMIC_ACQUIRE);
-        char path[64], line[256] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread_id);
-        FILE *stat = thread_id > 0 ? fopen(path, "r") : NULL;
-        if (stat != NULL) {
-            char *read_line = fgets(line, sizeof line, stat);
-            fclose(stat);
-            char *state = read_line != NULL ? strrchr(line, ')') : NULL;
-            if (state != NULL && state[1] != '\0' && state[2] == 'S') {
-                return;
-            }
-        }
-        sched_yield();
-    }
-    CHECK(!"the thread fell asleep in reap");
-}
-
-/* SINGLE_ISSUER: the ring belongs to whoever used it first, so these open an engine of their own. */
-=======
 /* A ring belongs to the thread that used it first: these tests open an engine of their own. */
->>>>>>> io
 static void test_a_wake_up_ends_a_sleeping_reap(struct subject *shared)
 {
     struct subject s = *shared;
