@@ -428,10 +428,11 @@ cdef class Store(Handle):
         self.handle = NULL
         if handle is NULL or not self.mine():
             return
-        for engine in self.testing[2]:
-            (<FaultEngine>engine).handle = NULL  # the store closes its engines
         with nogil:
             kvs_close(handle)
+        for engine in self.testing[2]:
+            if engine is not None:
+                (<FaultEngine>engine).handle = NULL  # the store closed it
         sweep()
 
     def tick(self):

@@ -1,4 +1,4 @@
-"""What the public API does with torch tensors: token ids, load targets, put sources. No GPU needed."""
+"""What the API does with torch tensors: token ids, load targets, put sources. Needs no GPU."""
 
 import pytest
 import torch

@@ -1,7 +1,8 @@
 """Small layouts, prompts and their cells for tests that open a store."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import kvstore
 from kvstore import Cache, Chain, Layout, Store
 from kvstore.store import open_blocking
+from kvstore.testing import FaultDevice
 
 T = TypeVar("T")
 Cells = list[dict[str, npt.NDArray[np.uint8]]]
@@ -73,6 +75,18 @@ def check_load(load: kvstore.Load, cells: Cells, blocks: int) -> None:
         for name, array in cells[layer.index].items():
             expected = array[load.start : load.start + blocks]
             assert np.array_equal(layer.gather(name), expected), f"{layer} {name}"
+
+
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Polls until the condition holds; AssertionError when it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.001)
+
+
+def reads_in_flight(device: FaultDevice) -> bool:
+    return any(record.completed_ns < 0 and record.io_kind == 0 for record in device.log())
 
 
 def run(coroutine: Coroutine[Any, Any, T], seconds: float = 60) -> T:
