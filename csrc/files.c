@@ -114,8 +114,8 @@ static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespa
     if (cell_bytes && buffer) {
         int error = fs->calls->read_at(fs, fd, buffer, header->header_bytes, 0);
         reason = error ? reason_of_errno(error)
-                       : reason_of_verdict(kvs_format_decode_rest(buffer, header, cell_bytes,
-                                                                  file->checksums));
+                       : reason_of_verdict(
+                             kvs_format_decode_rest(buffer, header, cell_bytes, file->checksums));
     }
     if (!reason) {
         uint32_t header_bytes;

@@ -164,8 +164,7 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
     kvs_lock(store);
     enum kvs_reason reason;
     uint64_t blocks = kvs_match_locked(store, cache->ns, keys, count, &reason);
-    int walk = !store->closing &&
-               (reason == KVS_REASON_PENDING || reason == KVS_REASON_WARMING) &&
+    int walk = !store->closing && (reason == KVS_REASON_PENDING || reason == KVS_REASON_WARMING) &&
                kvs_job_add_locked(&store->roots[0], find_job, find, 1) == 0;
     if (!walk) {
         kvs_ticket_finish_locked(ticket, (int64_t)blocks);
@@ -213,7 +212,8 @@ static uint64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
     return dropped;
 }
 
-struct delete {
+struct delete
+{
     struct kvs_namespace *ns;
     struct kvs_ticket *ticket;
     struct kvs_key key;
@@ -248,8 +248,8 @@ int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ti
     }
     *delete = (struct delete){cache->ns, ticket, *key};
     kvs_lock(store);
-    error = store->closing ? -ESHUTDOWN
-                           : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);
+    error =
+        store->closing ? -ESHUTDOWN : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);
     if (error) {
         kvs_ticket_drop_locked(ticket);
         kvs_ticket_drop_locked(ticket);

@@ -85,7 +85,8 @@ struct kvs_region *kvs_region_open_locked(struct kvs_store *store, uint64_t byte
         return NULL;
     }
     region->cells = region->memory;
-    region->bytes = (bytes + KVS_ARENA_UNIT_BYTES - 1) / KVS_ARENA_UNIT_BYTES * KVS_ARENA_UNIT_BYTES;
+    region->bytes =
+        (bytes + KVS_ARENA_UNIT_BYTES - 1) / KVS_ARENA_UNIT_BYTES * KVS_ARENA_UNIT_BYTES;
     region->refs = 1;
     store->region_count++;
     return region;

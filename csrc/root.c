@@ -160,8 +160,8 @@ static int engine_open(struct kvs_root *root, const struct kvs_options *options)
                      strerror(-error));
         }
     } else if (options->engine == KVS_ENGINE_AUTO) {
-        snprintf(root->engine_why, sizeof(root->engine_why),
-                 "io_uring gains nothing on %s", root->space.type);
+        snprintf(root->engine_why, sizeof(root->engine_why), "io_uring gains nothing on %s",
+                 root->space.type);
     }
     if (error && (options->engine == KVS_ENGINE_AUTO || options->engine == KVS_ENGINE_THREADS)) {
         error = kvs_io_threads_open(depth, depth < 32 ? depth : 32, &root->engine);
@@ -255,7 +255,8 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     }
     error = engine_open(root, all);
     if (error) {
-        snprintf(message, message_bytes, "no I/O engine for %s: %s; engine=\"auto\" would fall "
+        snprintf(message, message_bytes,
+                 "no I/O engine for %s: %s; engine=\"auto\" would fall "
                  "back to threads",
                  options->path, root->engine_why[0] ? root->engine_why : strerror(-error));
     }
@@ -264,8 +265,8 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
 
 int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
 {
-    root->slot_count = root->engine->depth < depth_of(options) ? root->engine->depth
-                                                               : depth_of(options);
+    root->slot_count =
+        root->engine->depth < depth_of(options) ? root->engine->depth : depth_of(options);
     root->bytes_in_flight_max =
         options->io_bytes_in_flight ? options->io_bytes_in_flight : (uint64_t)64 << 20;
     root->slots = calloc(root->slot_count, sizeof(*root->slots));
