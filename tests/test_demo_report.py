@@ -41,7 +41,8 @@ def prefill(*, hit: int, used: int, prompt: int = PROMPT, **changes: Any) -> dic
         "prompt_tokens": prompt,
         "hit_tokens": hit,
         "used_tokens": used,
-        "computed_tokens": prompt - used,
+        "computed_by_layer": [prompt - used] * 24,
+        "restarts": 0,
         "ttft_s": 1.25,
         "store_wait_s": 0.01,
         "acknowledged_s": 1.5,
@@ -89,7 +90,13 @@ def a_kept_demo() -> dict[str, Any]:
         "damage": {
             "file": "abc.kv", "offset": 123456, "bit": 3, "layer": 12, "block": 47, "extent_block": 32,
         },
-        "after_damage": prefill(hit=6016, used=47 * BLOCK, quarantined=1),
+        "after_damage": prefill(
+            hit=6016,
+            used=47 * BLOCK,
+            quarantined=1,
+            restarts=1,
+            computed_by_layer=[64 + 3008] * 13 + [3008] * 11,
+        ),
         "total_s": 100.0,
     }  # fmt: skip
 
@@ -109,7 +116,8 @@ def test_a_run_without_fault_keeps_every_promise() -> None:
         ("warm", {"against_cold": {"bitwise": False, "max_abs": 0.5, "same_argmax": True}}, "bitwise"),
         ("warm", {"against_cold": None}, "bitwise"),
         ("warm", {"hit_tokens": 5952}, "whole prefix"),
-        ("warm", {"computed_tokens": 65}, "could not give"),
+        ("warm", {"computed_by_layer": [64] * 23 + [65]}, "could not give"),
+        ("warm", {"computed_by_layer": [65] + [64] * 23}, "could not give"),
         ("warm", {"direct": False}, "O_DIRECT"),
         ("warm", {"bytes_read": 1}, "O_DIRECT"),
         ("cold", {"blocks_put": 93}, "every whole block"),

@@ -19,7 +19,7 @@ from kvstore_demo.figures import Demo
 
 MODEL_BYTES = 1_200_000_000
 TOKEN_BYTES = 24 * 1152
-# The exact store holds the prompt, its next turn and a rewritten part; the default store one more.
+# The prompt in exact and in default mode, its next turn, and what is written again after damage.
 STORED_PROMPTS = 4
 SPARE_BYTES = 1_000_000_000
 FIGURES = "demo.json"
@@ -40,19 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         prompt.prompts(options.prompt_tokens)
         here = place.inspect(options.out)
-        place.refuse_unless_suitable(
-            here, need_bytes=need_bytes(options.prompt_tokens, _has_model(here.path))
-        )
+        place.refuse_unless_suitable(here, need_bytes=need_bytes(options, here.path))
     except (ValueError, place.Unsuitable) as error:
         print(error, file=sys.stderr)
         return 2
-    return _show(here, options.prompt_tokens, keep=options.keep)
+    return _show(here, options)
 
 
-def need_bytes(tokens: int, has_model: bool) -> int:
-    """Free bytes a run needs: the model when absent, both stores, and some to spare."""
-    stores = STORED_PROMPTS * tokens * TOKEN_BYTES
-    return stores + SPARE_BYTES + (0 if has_model else MODEL_BYTES)
+def need_bytes(options: argparse.Namespace, out: Path) -> int:
+    """Free bytes a run needs: the model when absent, the store, and some to spare."""
+    has_model = (out / _model_name(options.model_size) / "config.json").exists()
+    stored = STORED_PROMPTS * options.prompt_tokens * TOKEN_BYTES
+    return stored + SPARE_BYTES + (0 if has_model else MODEL_BYTES)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -67,15 +66,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path(".demo"), help="model, stores and figures (%(default)s)"
     )
+    parser.add_argument(
+        "--model-size",
+        choices=("demo", "small"),
+        default="demo",
+        help="small: 4 layers, a trial of seconds (%(default)s)",
+    )
     parser.add_argument("--keep", action="store_true", help="keep the stores of this run")
     return parser.parse_args(arguments)
 
 
-def _has_model(out: Path) -> bool:
-    return (out / "model" / "config.json").exists()
+def _model_name(size: str) -> str:
+    return "model" if size == "demo" else f"model-{size}"
 
 
-def _show(here: place.Place, tokens: int, *, keep: bool) -> int:
+def _show(here: place.Place, options: argparse.Namespace) -> int:
     # Imported here and not above, so that a missing extra is named instead of raised.
     from rich.console import Console
 
@@ -85,19 +90,20 @@ def _show(here: place.Place, tokens: int, *, keep: bool) -> int:
     work = Path(tempfile.mkdtemp(prefix="run-", dir=here.path))
     stage = story.Stage(
         console=console,
-        model=here.path / "model",
+        model=here.path / _model_name(options.model_size),
+        model_size=options.model_size,
         work=work,
-        tokens=tokens,
+        tokens=options.prompt_tokens,
         file_system=here.file_system,
     )
     try:
-        report.print_opening(console, tokens=tokens, place=here)
+        report.print_opening(console, tokens=options.prompt_tokens, place=here)
         demo = story.play(stage)
     except children.PhaseFailed as error:
         console.print(str(error), markup=False, highlight=False, style="red")
         return 1
     finally:
-        if not keep:
+        if not options.keep:
             shutil.rmtree(work, ignore_errors=True)
     results = checks.check(demo)
     report.print_report(console, demo, results)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+PHASES = "kvstore_demo.phases"
 PHASE_LIMIT_S = 1800.0
 
 
@@ -41,12 +42,12 @@ def run(
     kill: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[bytes, int]:
-    """Run `kvstore_demo.phases PHASE ARGUMENTS`; returns its result's JSON and its exit code.
+    """Run `python -m PHASES phase arguments`; returns its result's JSON and its exit code.
 
     With `kill` the phase waits after its result and is ended by SIGKILL (exit code -9).
     Raises PhaseFailed when it ends, or is ended by the limit, without a result.
     """
-    command = [sys.executable, "-m", "kvstore_demo.phases", phase, *arguments]
+    command = [sys.executable, "-m", PHASES, phase, *arguments]
     if kill:
         command.append("--linger")
     with (

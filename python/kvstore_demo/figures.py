@@ -28,6 +28,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     """One prefill. `used_tokens` is the hit after rounding: what was really taken from the store.
 
+    A block that turns out damaged while loading restarts the prefill with a shorter prefix.
     `acknowledged_s` is when every put was committed and flushed, counted from the start as well.
     `against_cold` compares the logits with those of the cold prefill of the same mode, if asked.
     """
@@ -36,7 +37,8 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     hit_tokens: int
     used_tokens: int
-    computed_tokens: int
+    computed_by_layer: list[int]
+    restarts: int
     ttft_s: float
     store_wait_s: float
     acknowledged_s: float
@@ -48,6 +50,11 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     logits_sha256: str
     against_cold: Difference | None
     timeline: list[LayerSpan]
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that went through every layer once; restarts add to the earlier layers only."""
+        return self.computed_by_layer[-1]
 
 
 class LoadRound(msgspec.Struct, frozen=True, kw_only=True):

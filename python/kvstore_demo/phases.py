@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _model(options: argparse.Namespace, step: Step) -> msgspec.Struct:
-    return engine.make_model(options.model, step)
+    return engine.make_model(options.model, options.model_size)
 
 
 def _prefill(options: argparse.Namespace, step: Step) -> msgspec.Struct:
@@ -81,6 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("phase", choices=PHASES)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--prompt-tokens", type=int, required=True)
+    parser.add_argument("--model-size", default="demo")
     parser.add_argument("--store", type=Path)
     parser.add_argument("--prompt", default="first")
     parser.add_argument("--exact", action="store_true")

@@ -23,10 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Where a run plays. `work` holds its stores and saved logits, new for each run."""
+    """Where a run plays. `work` holds its stores and saved logits, new for each run; exact and default mode never share blocks in it."""
 
     console: Console
     model: Path
+    model_size: str
     work: Path
     tokens: int
     file_system: str
@@ -35,15 +36,11 @@ class Stage:
 def play(stage: Stage) -> Demo:
     """Run every phase; returns all figures. Raises children.PhaseFailed."""
     begin = time.monotonic()
-    model, _ = _phase(stage, "demo model", "model", Model)
+    model, _ = _phase(stage, "demo model", "model", Model, "--model-size", stage.model_size)
     cold, cold_exit_code = _cold(stage)
     warm = _prefill(stage, "warm, exact mode", "--against", "cold", "--exact")
-    cold_default = _prefill(
-        stage, "cold, default mode", "--save", "cold-default", store="store-default"
-    )
-    warm_default = _prefill(
-        stage, "warm, default mode", "--against", "cold-default", store="store-default"
-    )
+    cold_default = _prefill(stage, "cold, default mode", "--save", "cold-default")
+    warm_default = _prefill(stage, "warm, default mode", "--against", "cold-default")
     load = _load(stage)
     at_start = _lookup(stage, "one token changed at the start", "changed-at-start")
     in_middle = _lookup(stage, "one token changed in the middle", "changed-in-middle")
@@ -80,11 +77,10 @@ def _cold(stage: Stage) -> tuple[Prefill, int]:
     return run, code
 
 
-def _prefill(
-    stage: Stage, title: str, *options: str, prompt: str = "first", store: str = "store"
-) -> Prefill:
+def _prefill(stage: Stage, title: str, *options: str, prompt: str = "first") -> Prefill:
+    """`options` are flags, and names of files in the work directory."""
     paths = [o if o.startswith("--") else str(stage.work / o) for o in options]
-    arguments = [*_in_store(stage, prompt=prompt, store=store), *paths]
+    arguments = [*_in_store(stage, prompt=prompt), *paths]
     run, _ = _phase(stage, title, "prefill", Prefill, *arguments)
     _say(stage, title, one_line(run))
     return run
@@ -103,8 +99,8 @@ def _lookup(stage: Stage, title: str, prompt: str) -> Lookup:
     return found
 
 
-def _in_store(stage: Stage, *, prompt: str = "first", store: str = "store") -> list[str]:
-    return ["--store", str(stage.work / store), "--prompt", prompt]
+def _in_store(stage: Stage, *, prompt: str = "first") -> list[str]:
+    return ["--store", str(stage.work / "store"), "--prompt", prompt]
 
 
 def _phase(
