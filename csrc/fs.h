@@ -7,11 +7,13 @@
  * cells never are, they go through io.h.
  *
  * The contract:
- *   1. Every call may block: only housekeeping threads make them, never an I/O or event-loop thread.
- *      Calls on one kvs_fs may run on several threads at once.
- *   2. Paths are relative to the root's directory fd, use '/', and are never absolute.
+ *   1. Every call may block: only housekeeping threads make them, never an I/O or event-loop
+ *      thread. Calls on one kvs_fs may run on several threads at once.
+ *   2. Paths are relative to the root's directory fd, use '/', and are never absolute; "" is the
+ *      root itself. Only open_root takes any path.
  *   3. Results are 0 (or an fd / a count) or a negative errno, passed on unchanged.
- *   4. No call follows a symbolic link in the last component, and open_read never blocks on a FIFO.
+ *   4. No call but open_root (whose path the operator chose) follows a symbolic link in the last
+ *      component, and open_read never blocks on a FIFO: what is not a regular file is -EINVAL.
  *   5. Times are whole seconds of the wall clock.
  */
 #ifndef KVS_FS_H
@@ -55,19 +57,24 @@ enum kvs_fs_lost {
     KVS_FS_LOST_ALLOCATE = 8 /* no fallocate: space is not reserved up front */
 };
 
-/* Called for each entry; `name` is the bare name. A non-zero return ends the listing. */
+/* Called for each entry; `name` is the bare name. A non-zero return ends the listing: list passes
+ * a negative one on and returns 0 for a positive one. */
 typedef int (*kvs_fs_entry_fn)(void *arg, const char *name, uint8_t is_directory);
 
 struct kvs_fs;
 
 struct kvs_fs_calls {
-    int (*open_root)(struct kvs_fs *fs, const char *path, int create);  /* fd; creates 0700 */
-    int (*make_directory)(struct kvs_fs *fs, int root_fd, const char *path); /* 0700; 0 if there */
+    /* fd. Creates the last component, 0700: a missing parent may be a disk not mounted. */
+    int (*open_root)(struct kvs_fs *fs, const char *path, int create);
+    /* 0700, parents too; 0 if there. */
+    int (*make_directory)(struct kvs_fs *fs, int root_fd, const char *path);
     int (*open_read)(struct kvs_fs *fs, int root_fd, const char *path); /* regular file: fd */
-    /* In the directory `directory`, else (no O_TMPFILE) a fresh name in `fallback_directory`. 0600. */
+    /* In the directory `directory`, else (no O_TMPFILE) a fresh name in `fallback_directory`, which
+     * is created. 0600. Closing removes no name: one not linked is the caller's to unlink. */
     int (*open_temp)(struct kvs_fs *fs, int root_fd, const char *directory,
                      const char *fallback_directory, struct kvs_fs_temp *out);
     int (*allocate)(struct kvs_fs *fs, int fd, uint64_t bytes); /* to the final length, reserved */
+    /* The temporary name, if any, goes; after -EEXIST it stays, for another target. */
     int (*link)(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp, const char *target);
     int (*rename)(struct kvs_fs *fs, int root_fd, const char *from, const char *to); /* replaces */
     int (*unlink)(struct kvs_fs *fs, int root_fd, const char *path);
@@ -78,13 +85,15 @@ struct kvs_fs_calls {
     int (*space)(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out);
     int (*sync_directory)(struct kvs_fs *fs, int root_fd, const char *path);
     int (*sync_file)(struct kvs_fs *fs, int fd);
-    /* Whole or an error: a short transfer at end of file is -ENODATA. Any alignment is accepted. */
+    /* Whole or an error: a short transfer at end of file is -ENODATA. Any alignment is accepted,
+     * save that writes to an O_DIRECT fd (open_temp's) cover whole multiples of 4096. */
     int (*read_at)(struct kvs_fs *fs, int fd, void *buffer, uint32_t bytes, uint64_t offset);
     int (*write_at)(struct kvs_fs *fs, int fd, const void *buffer, uint32_t bytes, uint64_t offset);
     int (*close)(struct kvs_fs *fs, int fd);
     /* An exclusive lock held by this process, not inherited by fork, gone when it dies. 0 and
-     * *lock_fd, or -EBUSY with the holder's description (its pid and what it wrote) in `holder`. A second lock of
-     * the same file by this process is -EBUSY too. */
+     * *lock_fd, or -EBUSY with the holder's description (its pid and what it wrote) in `holder`. A
+     * second lock of the same file by this process is -EBUSY too. The file is created, never
+     * removed, and must not be opened by other means: closing it would drop the lock. */
     int (*lock)(struct kvs_fs *fs, int root_fd, const char *path, char *holder,
                 uint32_t holder_bytes, int *lock_fd);
     void (*unlock)(struct kvs_fs *fs, int root_fd, const char *path, int lock_fd);
@@ -95,7 +104,8 @@ struct kvs_fs {
     uint32_t lost; /* bits of kvs_fs_lost, only ever set; atomic access */
 };
 
-/* The real file system. One static object, no state but `lost`; shared by all roots of a store. */
+/* The real file system. One static object shared by all roots; its state is `lost`, a counter for
+ * temporary names, and (process-wide, as the locks are) the table of locks held. */
 int kvs_fs_posix_open(struct kvs_fs **out);
 void kvs_fs_posix_close(struct kvs_fs *fs);
 

@@ -1,6 +1,12 @@
 /*
- * fs_fault.h: a file system that fails on request. Wraps another kvs_fs; every call is counted and
- * logged, then passed on unless a fault of the plan matches.
+ * fs_fault.h: a file system that fails on request. Wraps another kvs_fs; every call is counted,
+ * then passed on unless a fault of the plan matches. The plan is walked in the order it was made:
+ * each fault of this call that still has calls to skip skips one, the first that has none fires. A
+ * fault that has fired `count` times is inert.
+ *
+ * A dropped call touches nothing: stat and space give zeros, a read leaves the buffer as it was, a
+ * list is empty, a close leaks the descriptor. Calls that make a descriptor cannot be dropped.
+ * unlock is passed on, neither counted nor failed. Thread-safe.
  */
 #ifndef KVS_FS_FAULT_H
 #define KVS_FS_FAULT_H
@@ -14,6 +20,8 @@ enum kvs_fs_call {
     KVS_FS_WRITE_AT, KVS_FS_CLOSE, KVS_FS_LOCK, KVS_FS_CALL_COUNT
 };
 
+enum { KVS_FS_FAULT_PLAN = 64 };
+
 struct kvs_fs_fault {
     enum kvs_fs_call call;
     int error;      /* positive errno; 0: the call is dropped but reports success */
@@ -23,10 +31,12 @@ struct kvs_fs_fault {
 
 int kvs_fs_fault_open(struct kvs_fs *inner, struct kvs_fs **out);
 void kvs_fs_fault_close(struct kvs_fs *fs); /* not the inner one */
+/* At most KVS_FS_FAULT_PLAN faults at a time. */
 void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault);
 void kvs_fs_fault_clear(struct kvs_fs *fs);
 uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call);
-/* Pretends a size and free space, so that budget and reserve can be tested: 0 bytes: the real one. */
+/* Pretends a size and free space, so that budget and reserve can be tested. total_bytes 0: the real
+ * ones; else free_bytes may be 0, a full disk. */
 void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes);
 
 #endif

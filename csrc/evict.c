@@ -1,0 +1,191 @@
+/*
+ * evict.c: room. The budget of physical bytes of a root, the reserve of free space, eviction by
+ * recency and expiry, unlinking.
+ *
+ * Runs on file workers (marking expired extents runs under the lock on the keeper).
+ *
+ * Invariants:
+ *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes never
+ *      exceeds capacity_bytes by what the owner writes.
+ *   2. Pinned extents are never chosen. Only the owner evicts.
+ *   3. Every loop ends: each round unlinks something or stops.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "store.h"
+
+enum {
+    SPACE_LIFE_NS = 1000000000,
+    CANDIDATES = 64,  /* extents that a peer used, passed over in one search */
+    PINNED_MAX = 4096 /* extents in use, passed over in one search */
+};
+
+void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes)
+{
+    root->used_bytes -= bytes < root->used_bytes ? bytes : root->used_bytes;
+}
+
+void kvs_unlink_job(struct kvs_root *root, void *argument)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_extent *extent = argument;
+    char path[KVS_PATH_BYTES];
+    kvs_path_of(extent->ns, &extent->name, path);
+    store->fs->calls->unlink(store->fs, root->fd, path);
+    kvs_lock(store);
+    kvs_room_refund_locked(root, extent->physical_bytes);
+    root->space.free_bytes += extent->physical_bytes;
+    extent->physical_bytes = 0;
+    kvs_file_release_locked(store, extent);
+    kvs_extent_unpin_locked(store, extent);
+    pthread_cond_broadcast(&store->changed);
+    kvs_unlock(store);
+}
+
+static void count_removed(struct kvs_store *store, const struct kvs_extent *extent,
+                          enum kvs_reason reason)
+{
+    int64_t now_s = kvs_store_now_s(store);
+    struct kvs_stats *stats = &store->stats;
+    stats->removed_in_class[extent->class_number]++;
+    if (reason == KVS_REASON_EXPIRED) {
+        stats->expired_extents++;
+        return;
+    }
+    stats->evicted_extents++;
+    stats->evicted_age_s_sum[extent->class_number] +=
+        now_s > extent->created_s ? (uint64_t)(now_s - extent->created_s) : 0;
+    stats->evicted_before_ttl[extent->class_number] += extent->valid_until_s > now_s;
+}
+
+/* The least recently used extent that nobody holds; pinned afterwards. Expired ones go first. */
+static struct kvs_extent *victim_locked(struct kvs_root *root)
+{
+    struct kvs_extent *expired = kvs_extent_expired_locked(root, kvs_store_now_s(root->store));
+    if (expired && expired->pins == 0) {
+        kvs_extent_pin_locked(expired);
+        return expired;
+    }
+    struct kvs_link *at = root->lru.prev;
+    for (int i = 0; at != &root->lru && i < PINNED_MAX; i++, at = at->prev) {
+        struct kvs_extent *extent = KVS_ENTRY(at, struct kvs_extent, lru);
+        if (extent->pins == 0) {
+            kvs_extent_pin_locked(extent);
+            return extent;
+        }
+    }
+    return NULL;
+}
+
+/* A peer that loaded the extent moved its atime on: spare it while that is fresh. */
+static int spared_by_peer(struct kvs_root *root, struct kvs_extent *extent)
+{
+    struct kvs_store *store = root->store;
+    char path[KVS_PATH_BYTES];
+    struct kvs_fs_stat stat;
+    kvs_path_of(extent->ns, &extent->name, path);
+    if (store->fs->calls->stat_path(store->fs, root->fd, path, &stat) < 0 ||
+        stat.atime_s <= extent->written_use_s || stat.atime_s <= extent->last_use_s) {
+        return 0;
+    }
+    kvs_lock(store);
+    int64_t now_s = kvs_store_now_s(store);
+    extent->last_use_s = extent->written_use_s = stat.atime_s < now_s ? stat.atime_s : now_s;
+    if (stat.mtime_s > extent->valid_until_s) {
+        extent->valid_until_s = stat.mtime_s;
+    }
+    int spared = now_s - extent->last_use_s < store->min_age_s;
+    if (spared && extent->state == KVS_EXTENT_LIVE) {
+        kvs_list_add_first(&root->lru, &extent->lru);
+    }
+    kvs_unlock(store);
+    return spared;
+}
+
+int kvs_evict_one(struct kvs_root *root, int force)
+{
+    struct kvs_store *store = root->store;
+    for (int i = 0; i < CANDIDATES; i++) {
+        kvs_lock(store);
+        struct kvs_extent *extent = root->is_owner ? victim_locked(root) : NULL;
+        kvs_unlock(store);
+        if (!extent) {
+            return -ENOSPC;
+        }
+        int spared = !force && spared_by_peer(root, extent);
+        kvs_lock(store);
+        /* A load or a lease may have come in while the lock was open. */
+        int gone = !spared && extent->pins == 1 && extent->state == KVS_EXTENT_LIVE;
+        if (gone) {
+            int expired = extent->valid_until_s <= kvs_store_now_s(store);
+            enum kvs_reason reason = expired ? KVS_REASON_EXPIRED : KVS_REASON_EVICTED;
+            count_removed(store, extent, reason);
+            kvs_extent_forget_locked(store, extent, reason);
+        } else {
+            kvs_extent_unpin_locked(store, extent);
+        }
+        kvs_unlock(store);
+        if (gone) {
+            kvs_unlink_job(root, extent);
+            return 0;
+        }
+    }
+    return -ENOSPC;
+}
+
+static void space_refresh(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    int64_t now_ns = kvs_store_now_ns(store);
+    int stale = root->space_read_ns == 0 || now_ns - root->space_read_ns >= SPACE_LIFE_NS;
+    if (stale) {
+        root->space_read_ns = now_ns;
+    }
+    kvs_unlock(store);
+    struct kvs_fs_space space;
+    if (stale && store->fs->calls->space(store->fs, root->fd, &space) == 0) {
+        kvs_lock(store);
+        root->space = space;
+        kvs_unlock(store);
+    }
+}
+
+int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
+{
+    struct kvs_store *store = root->store;
+    space_refresh(root);
+    for (;;) {
+        kvs_lock(store);
+        int fits = root->used_bytes + bytes <= root->capacity_bytes;
+        int above_reserve = root->space.free_bytes >= root->reserve_bytes + bytes;
+        if (fits && above_reserve) {
+            root->used_bytes += bytes;
+            root->space.free_bytes -= bytes;
+        }
+        int hopeless = bytes > root->capacity_bytes;
+        kvs_unlock(store);
+        if (fits && above_reserve) {
+            return 0;
+        }
+        if (hopeless || kvs_evict_one(root, 0) < 0) {
+            return -ENOSPC;
+        }
+    }
+}
+
+void kvs_expire_locked(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    int64_t now_s = kvs_store_now_s(store);
+    struct kvs_extent *extent;
+    while (root->is_owner && (extent = kvs_extent_expired_locked(root, now_s)) != NULL) {
+        count_removed(store, extent, KVS_REASON_EXPIRED);
+        kvs_extent_pin_locked(extent);
+        kvs_extent_forget_locked(store, extent, KVS_REASON_EXPIRED);
+        if (kvs_job_add_locked(root, kvs_unlink_job, extent, 0) < 0) {
+            kvs_extent_unpin_locked(store, extent);
+        }
+    }
+}

@@ -1,0 +1,292 @@
+/*
+ * files.c: opening extent files, checking their headers, and a bounded cache of open ones.
+ *
+ * Opens and closes happen on file workers only. An open file carries what a load needs to judge
+ * cells: the keys, the region offsets and the checksums, all verified. Reads no cell.
+ *
+ * Invariants:
+ *   1. A kvs_file exists while its extent points at it or refs > 0; its fd is closed by a job.
+ *   2. Busy is never taken for damage: only a header that was read and is wrong condemns a file.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store.h"
+
+/* What an errno of the metadata waist means for whoever asked for the block. */
+static enum kvs_reason reason_of_errno(int error)
+{
+    switch (-error) {
+    case ENOENT:
+    case ESTALE:
+    case ENOTDIR:
+        return KVS_REASON_ABSENT;
+    case ENODATA: /* shorter than its header */
+    case EINVAL:  /* not a regular file */
+    case ELOOP:   /* a symbolic link */
+    case ENXIO:   /* a socket */
+    case EISDIR:
+        return KVS_REASON_DAMAGED;
+    default:
+        return KVS_REASON_IO_ERROR;
+    }
+}
+
+static enum kvs_reason reason_of_verdict(enum kvs_verdict verdict)
+{
+    switch (verdict) {
+    case KVS_VERDICT_GOOD:
+        return KVS_REASON_NONE;
+    case KVS_VERDICT_VERSION:
+    case KVS_VERDICT_UNKNOWN:
+        return KVS_REASON_FOREIGN;
+    default:
+        return KVS_REASON_DAMAGED;
+    }
+}
+
+enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
+                                struct kvs_extent_header *header, struct kvs_fs_stat *stat)
+{
+    struct kvs_fs *fs = root->store->fs;
+    int opened = fs->calls->open_read(fs, root->fd, path);
+    if (opened < 0) {
+        return reason_of_errno(opened);
+    }
+    uint8_t page[KVS_FORMAT_PAGE_BYTES];
+    int error = fs->calls->stat_fd(fs, opened, stat);
+    if (!error) {
+        error = fs->calls->read_at(fs, opened, page, sizeof(page), 0);
+    }
+    enum kvs_reason reason = error ? reason_of_errno(error) : KVS_REASON_NONE;
+    if (!reason) {
+        reason = reason_of_verdict(kvs_format_decode_page(page, sizeof(page), header));
+    }
+    if (!reason && stat->bytes != header->file_bytes) {
+        reason = KVS_REASON_DAMAGED;
+    }
+    if (reason) {
+        fs->calls->close(fs, opened);
+        return reason;
+    }
+    *fd = opened;
+    return KVS_REASON_NONE;
+}
+
+static void file_free(struct kvs_file *file)
+{
+    free(file->keys);
+    free(file->region_offsets);
+    free(file->checksums);
+    free(file);
+}
+
+static int file_alloc(const struct kvs_extent_header *header, struct kvs_file **out)
+{
+    struct kvs_file *file = calloc(1, sizeof(*file));
+    if (!file) {
+        return -ENOMEM;
+    }
+    size_t cells = (size_t)header->layer_count * header->block_count;
+    file->layer_count = header->layer_count;
+    file->block_count = header->block_count;
+    file->keys = malloc(header->block_count * sizeof(*file->keys));
+    file->region_offsets = malloc(header->layer_count * sizeof(*file->region_offsets));
+    file->checksums = malloc(cells * sizeof(*file->checksums));
+    if (!file->keys || !file->region_offsets || !file->checksums) {
+        file_free(file);
+        return -ENOMEM;
+    }
+    memcpy(file->keys, header->keys, header->block_count * sizeof(*file->keys));
+    *out = file;
+    return 0;
+}
+
+/* The rest of the header: cell sizes must be the layout's, checksums are kept. */
+static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespace *ns, int fd,
+                                 const struct kvs_extent_header *header, struct kvs_file *file)
+{
+    struct kvs_fs *fs = root->store->fs;
+    uint32_t *cell_bytes = malloc(header->layer_count * sizeof(*cell_bytes));
+    void *buffer = aligned_alloc(KVS_FORMAT_PAGE_BYTES, header->header_bytes);
+    enum kvs_reason reason = KVS_REASON_IO_ERROR;
+    if (cell_bytes && buffer) {
+        int error = fs->calls->read_at(fs, fd, buffer, header->header_bytes, 0);
+        reason = error ? reason_of_errno(error)
+                       : reason_of_verdict(kvs_format_decode_rest(buffer, header, cell_bytes,
+                                                                  file->checksums));
+    }
+    if (!reason) {
+        uint32_t header_bytes;
+        uint64_t file_bytes;
+        if (memcmp(cell_bytes, ns->cell_bytes, ns->layer_count * sizeof(*cell_bytes)) != 0) {
+            reason = KVS_REASON_FOREIGN;
+        } else if (kvs_format_geometry(ns->layer_count, cell_bytes, header->block_count, 0,
+                                       &header_bytes, file->region_offsets, &file_bytes) < 0) {
+            reason = KVS_REASON_DAMAGED;
+        } else {
+            /* Optional sections make the header longer than we would: shift the regions. */
+            for (uint32_t i = 0; i < ns->layer_count; i++) {
+                file->region_offsets[i] += header->header_bytes - (uint64_t)header_bytes;
+            }
+        }
+    }
+    free(buffer);
+    free(cell_bytes);
+    return reason;
+}
+
+enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, int fd,
+                              const struct kvs_extent_header *header, struct kvs_file **out)
+{
+    struct kvs_file *file = NULL;
+    if (memcmp(header->fingerprint, ns->fingerprint, sizeof(ns->fingerprint)) != 0 ||
+        header->layer_count != ns->layer_count || header->block_tokens != ns->block_tokens) {
+        return KVS_REASON_FOREIGN;
+    }
+    if (file_alloc(header, &file) < 0) {
+        return KVS_REASON_IO_ERROR;
+    }
+    enum kvs_reason reason = rest_read(root, ns, fd, header, file);
+    if (reason) {
+        file_free(file);
+        return reason;
+    }
+    file->root = root;
+    file->fd = fd;
+    *out = file;
+    return KVS_REASON_NONE;
+}
+
+static void close_job(struct kvs_root *root, void *argument)
+{
+    struct kvs_file *file = argument;
+    root->store->fs->calls->close(root->store->fs, file->fd);
+    file_free(file);
+}
+
+static void let_go(struct kvs_store *store, struct kvs_file *file)
+{
+    if (!file->extent && file->refs == 0) {
+        kvs_list_remove(&file->lru);
+        store->file_count--;
+        kvs_job_add_locked(file->root, close_job, file, 0);
+    }
+}
+
+void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent)
+{
+    struct kvs_file *file = extent->file;
+    if (file) {
+        extent->file = NULL;
+        file->extent = NULL;
+        let_go(store, file);
+    }
+}
+
+void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file)
+{
+    file->refs--;
+    let_go(store, file);
+}
+
+struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent)
+{
+    struct kvs_file *file = extent->file;
+    if (file) {
+        file->refs++;
+        kvs_list_add_first(&store->files, &file->lru);
+    }
+    return file;
+}
+
+/* Closes the least recently used files that nobody reads until the cache fits. */
+void kvs_file_trim_locked(struct kvs_store *store)
+{
+    struct kvs_link *at = store->files.prev;
+    while (store->file_count > store->file_max && at != &store->files) {
+        struct kvs_file *file = KVS_ENTRY(at, struct kvs_file, lru);
+        at = at->prev;
+        if (file->refs == 0 && file->extent) {
+            kvs_file_release_locked(store, file->extent);
+        }
+    }
+}
+
+void kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
+                            struct kvs_file *file)
+{
+    kvs_file_release_locked(store, extent);
+    extent->file = file;
+    file->extent = extent;
+    kvs_list_add_first(&store->files, &file->lru);
+    store->file_count++;
+    kvs_file_trim_locked(store);
+}
+
+/* Opened for an extent that the index knows: the header must still be the one it was made from. */
+static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *extent,
+                                  struct kvs_file **out)
+{
+    char path[KVS_PATH_BYTES];
+    struct kvs_extent_header *header = malloc(sizeof(*header));
+    struct kvs_fs_stat stat;
+    int fd = -1;
+    if (!header) {
+        return KVS_REASON_IO_ERROR;
+    }
+    kvs_path_of(extent->ns, &extent->name, path);
+    enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
+    if (!reason && (header->block_count != extent->block_count ||
+                    memcmp(&header->keys[extent->named], &extent->name, KVS_KEY_BYTES) != 0)) {
+        reason = KVS_REASON_FOREIGN;
+    }
+    if (!reason) {
+        reason = kvs_file_open(root, extent->ns, fd, header, out);
+    }
+    if (reason && fd >= 0) {
+        root->store->fs->calls->close(root->store->fs, fd);
+    }
+    free(header);
+    return reason;
+}
+
+static void open_job(struct kvs_root *root, void *argument)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_extent *extent = argument;
+    struct kvs_file *file = NULL;
+    enum kvs_reason reason = open_known(root, extent, &file);
+    kvs_lock(store);
+    extent->opening = 0;
+    extent->open_reason = (uint8_t)reason;
+    if (!reason) {
+        kvs_file_attach_locked(store, extent, file);
+    } else if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
+        kvs_quarantine_locked(store, extent);
+    } else if (reason == KVS_REASON_ABSENT) {
+        /* Another process or an operator removed it: its bytes are free already. */
+        kvs_room_refund_locked(root, extent->physical_bytes);
+        extent->physical_bytes = 0;
+        kvs_extent_forget_locked(store, extent, KVS_REASON_EVICTED);
+    }
+    kvs_extent_unpin_locked(store, extent);
+    kvs_wake_all(store);
+    kvs_unlock(store);
+}
+
+void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent)
+{
+    if (extent->file || extent->opening) {
+        return;
+    }
+    extent->open_reason = 0;
+    extent->opening = 1;
+    kvs_extent_pin_locked(extent);
+    if (kvs_job_add_locked(&store->roots[extent->root], open_job, extent, 1) < 0) {
+        extent->opening = 0;
+        extent->open_reason = KVS_REASON_IO_ERROR;
+        kvs_extent_unpin_locked(store, extent);
+    }
+}

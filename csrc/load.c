@@ -1,0 +1,559 @@
+/*
+ * load.c: the life of a load as its caller sees it: open, layers becoming ready, release, cancel,
+ * end, drained. Which reads are made is in plan.c, what happens to bytes in deliver.c.
+ *
+ * States: RESOLVING (names are walked) -> WAITING (for a share of the pool) -> RUNNING -> ENDED.
+ *
+ * Invariants:
+ *   1. Layer tickets are finished in layer order; layer i is ready when all spans of layers 0..i
+ *      are done. layers[i].blocks never grows with i.
+ *   2. Exactly one kvs_load_end_locked takes effect; after it no transfer is planned, and results
+ *      of those in flight are thrown away.
+ *   3. drained is finished when the load has ended and memory_users is 0, never before.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store.h"
+
+void kvs_load_hold_locked(struct kvs_load *load)
+{
+    load->refs++;
+}
+
+static void load_free(struct kvs_load *load)
+{
+    if (load->layers) {
+        for (uint32_t i = 0; i < load->ns->layer_count; i++) {
+            if (load->layers[i].ticket) {
+                kvs_ticket_drop_locked(load->layers[i].ticket);
+            }
+        }
+    }
+    if (load->drained) {
+        kvs_ticket_drop_locked(load->drained);
+    }
+    if (load->block_memory) {
+        kvs_pool_give_locked(load->store, load->block_memory);
+    }
+    if (load->lease) {
+        kvs_lease_drop_locked(load->lease);
+    }
+    atomic_fetch_sub(&load->store->refs, 1);
+    free((void *)load->into.targets);
+    free((void *)load->into.table);
+    free(load->layers);
+    free(load->spans);
+    free(load->runs);
+    free(load);
+}
+
+/* The caller holds a reference to the store of its own. */
+void kvs_load_drop_locked(struct kvs_load *load)
+{
+    if (--load->refs == 0) {
+        load_free(load);
+    }
+}
+
+static void release_layer_locked(struct kvs_load *load, uint32_t layer)
+{
+    struct kvs_load_layer_state *state = &load->layers[layer];
+    state->released = 1;
+    for (uint32_t i = 0; i < load->span_count; i++) {
+        struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + i];
+        if (run->region) {
+            load->held_bytes -= run->region->bytes;
+            kvs_region_drop_locked(load->store, run->region);
+            run->region = NULL;
+        }
+    }
+}
+
+static void finish_layer_locked(struct kvs_load *load, uint32_t layer, uint64_t blocks)
+{
+    struct kvs_load_layer_state *state = &load->layers[layer];
+    uint64_t before = layer > 0 ? load->layers[layer - 1].blocks : load->blocks;
+    state->blocks = blocks < before ? blocks : before;
+    state->ready = 1;
+    state->ready_ns = kvs_store_now_ns(load->store);
+    kvs_ticket_finish_locked(state->ticket, (int64_t)state->blocks);
+    if (load->flags & KVS_LOAD_PREFETCH) {
+        release_layer_locked(load, layer);
+    }
+}
+
+static void let_spans_go(struct kvs_load *load)
+{
+    for (uint32_t i = 0; i < load->span_count; i++) {
+        struct kvs_load_span *span = &load->spans[i];
+        if (span->file) {
+            kvs_file_drop_locked(load->store, span->file);
+            span->file = NULL;
+        }
+        kvs_extent_unpin_locked(load->store, span->extent);
+        span->extent = NULL;
+    }
+    kvs_file_trim_locked(load->store);
+}
+
+static void count_load(struct kvs_load *load)
+{
+    struct kvs_stats *stats = &load->store->stats;
+    load->stats.finished_ns = kvs_store_now_ns(load->store);
+    load->stats.failed_blocks = load->blocks - load->layers[load->ns->layer_count - 1].blocks;
+    stats->loads++;
+    stats->loads_short += load->stats.failed_blocks > 0;
+    stats->disk_bytes += load->stats.disk_bytes;
+    stats->ram_bytes += load->stats.ram_bytes;
+    stats->reads += load->stats.reads;
+}
+
+void kvs_load_end_locked(struct kvs_load *load, enum kvs_reason reason)
+{
+    if (load->state == KVS_LOAD_ENDED) {
+        return;
+    }
+    struct kvs_store *store = load->store;
+    if (load->state == KVS_LOAD_RUNNING) {
+        store->reserved_total -= load->reserved_bytes;
+    }
+    load->state = KVS_LOAD_ENDED;
+    for (uint32_t i = load->layers_ready; i < load->ns->layer_count; i++) {
+        release_layer_locked(load, i);
+        load->layers[i].reason = (uint8_t)reason;
+        finish_layer_locked(load, i, 0);
+    }
+    load->layers_ready = load->ns->layer_count;
+    count_load(load);
+    let_spans_go(load);
+    load->lease->loads_running--;
+    kvs_list_remove(&load->link);
+    if (load->memory_users == 0) {
+        kvs_ticket_finish_locked(load->drained, 0);
+    }
+    kvs_load_admit_locked(store);
+    kvs_wake_all(store);
+    kvs_load_drop_locked(load);
+}
+
+static void progress_locked(struct kvs_load *load)
+{
+    while (load->layers_ready < load->ns->layer_count &&
+           load->layers[load->layers_ready].pending == 0) {
+        finish_layer_locked(load, load->layers_ready, load->layers[load->layers_ready].good);
+        load->layers_ready++;
+    }
+    if (load->layers_ready == load->ns->layer_count) {
+        kvs_load_end_locked(load, KVS_REASON_NONE);
+    }
+}
+
+void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span)
+{
+    (void)span;
+    if (load->state != KVS_LOAD_RUNNING) {
+        return;
+    }
+    assert(load->layers[layer].pending > 0);
+    load->layers[layer].pending--;
+    progress_locked(load);
+}
+
+void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
+                         enum kvs_reason reason)
+{
+    uint64_t local = block - load->first;
+    for (uint32_t i = layer; i < load->ns->layer_count; i++) {
+        if (local < load->layers[i].good) {
+            load->layers[i].good = local;
+            load->layers[i].reason = (uint8_t)reason;
+        }
+    }
+}
+
+void kvs_load_memory_done_locked(struct kvs_load *load)
+{
+    assert(load->memory_users > 0);
+    if (--load->memory_users == 0 && load->state == KVS_LOAD_ENDED) {
+        kvs_ticket_finish_locked(load->drained, 0);
+    }
+}
+
+/* First come, first served: a load waits until its largest layer is sure to fit. Past 7/8 of the
+ * pool nothing is promised, so that pieces of different sizes still find room. */
+void kvs_load_admit_locked(struct kvs_store *store)
+{
+    uint64_t budget = kvs_arena_bytes(store->arena) / 8 * 7;
+    for (struct kvs_link *at = store->loads.next; at != &store->loads;) {
+        struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
+        at = at->next;
+        if (load->state != KVS_LOAD_WAITING) {
+            continue;
+        }
+        if (store->reserved_total + load->reserved_bytes > budget) {
+            return;
+        }
+        load->state = KVS_LOAD_RUNNING;
+        store->reserved_total += load->reserved_bytes;
+        if (load->span_count == 0) {
+            progress_locked(load);
+            return; /* ending it came back here for the others */
+        }
+    }
+    kvs_wake_all(store);
+}
+
+void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns)
+{
+    for (struct kvs_link *at = store->loads.next; at != &store->loads;) {
+        struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
+        at = at->next;
+        if (load->deadline_ns <= now_ns) {
+            int kept = load->state == KVS_LOAD_WAITING || load->held_bytes >= load->reserved_bytes;
+            kvs_load_end_locked(load, kept ? KVS_REASON_POOL : KVS_REASON_DEADLINE);
+            at = store->loads.next; /* ending one may have ended others */
+        }
+    }
+}
+
+/* ---- opening ---- */
+
+/* Spans for what the index knows; the first block it does not know ends the load's good prefix. */
+void kvs_load_spans_locked(struct kvs_load *load)
+{
+    struct kvs_store *store = load->store;
+    const struct kvs_key *keys = load->lease->keys;
+    int64_t now_s = kvs_store_now_s(store);
+    uint64_t at = load->first, end = load->first + load->blocks;
+    enum kvs_reason reason = KVS_REASON_NONE;
+    while (at < end && !reason) {
+        uint8_t position = 0;
+        struct kvs_extent *extent = kvs_extent_lookup_locked(store, load->ns, &keys[at], &position);
+        if (!extent) {
+            reason = kvs_removed_reason_locked(store, kvs_tag(load->ns, &keys[at]));
+        } else if (extent->valid_until_s <= now_s) {
+            reason = KVS_REASON_EXPIRED;
+        } else {
+            struct kvs_load_span *span = &load->spans[load->span_count++];
+            *span = (struct kvs_load_span){.extent = extent, .first_block = at};
+            span->position = position;
+            span->root = (uint8_t)extent->root;
+            span->count =
+                (uint8_t)kvs_extent_follow_locked(extent, position, &keys[at], end - at);
+            kvs_extent_pin_locked(extent);
+            kvs_file_want_locked(store, extent);
+            at += span->count;
+        }
+    }
+    if (reason) {
+        kvs_load_cut_locked(load, 0, at, reason);
+    }
+    for (uint32_t i = load->span_count; i > 0; i--) {
+        kvs_extent_touch_locked(store, load->spans[i - 1].extent, load->lease->retention);
+    }
+    for (uint32_t i = 0; i < load->ns->layer_count; i++) {
+        load->layers[i].pending = load->span_count;
+    }
+    load->state = KVS_LOAD_WAITING;
+    load->runs = calloc((size_t)load->ns->layer_count * load->span_count + 1, sizeof(*load->runs));
+    if (!load->runs) {
+        kvs_load_end_locked(load, KVS_REASON_POOL);
+        return;
+    }
+    kvs_load_admit_locked(store);
+}
+
+static void resolve_job(struct kvs_root *root, void *argument)
+{
+    struct kvs_load *load = argument;
+    struct kvs_store *store = root->store;
+    kvs_walk(root, load->ns, load->lease->keys, load->lease->end);
+    kvs_lock(store);
+    if (load->state == KVS_LOAD_RESOLVING) {
+        kvs_load_spans_locked(load);
+    }
+    kvs_load_drop_locked(load);
+    kvs_unlock(store);
+}
+
+static int into_copy(struct kvs_load *load, const struct kvs_into *into)
+{
+    const struct kvs_namespace *ns = load->ns;
+    uint32_t page = into->page_tokens, block = ns->block_tokens;
+    if (page == 0 || (page % block != 0 && block % page != 0) ||
+        (page > block && load->first * block % page != 0)) {
+        return -EINVAL;
+    }
+    uint64_t pages = (load->blocks * block + page - 1) / page;
+    if (into->table && into->table_entries < pages) {
+        return -EINVAL;
+    }
+    for (uint32_t i = 0; page != block && i < ns->part_total; i++) {
+        if (ns->part_bytes[i] % block != 0) {
+            return -EINVAL; /* tokens of this part cannot be told apart */
+        }
+    }
+    struct kvs_target *targets = malloc((ns->part_total + 1) * sizeof(*targets));
+    int32_t *table = into->table ? malloc((pages + 1) * sizeof(*table)) : NULL;
+    if (!targets || (into->table && !table)) {
+        free(targets);
+        free(table);
+        return -ENOMEM;
+    }
+    memcpy(targets, into->targets, ns->part_total * sizeof(*targets));
+    if (table) {
+        memcpy(table, into->table, pages * sizeof(*table));
+    }
+    load->into = (struct kvs_into){targets, page, table, pages};
+    return 0;
+}
+
+/* get(): the block lies in one piece of the pool, as if that were caller memory. */
+static int block_memory_locked(struct kvs_load *load)
+{
+    const struct kvs_namespace *ns = load->ns;
+    struct kvs_target *targets = calloc(ns->part_total + 1, sizeof(*targets));
+    if (!targets) {
+        return -ENOMEM;
+    }
+    load->block_memory = kvs_pool_take_locked(load->store, load->blocks * ns->block_bytes);
+    if (!load->block_memory) {
+        free(targets);
+        return -ENOBUFS;
+    }
+    uint8_t *at = load->block_memory;
+    for (uint32_t i = 0; i < ns->part_total; i++) {
+        targets[i] = (struct kvs_target){at, ns->block_bytes};
+        at += ns->part_bytes[i];
+    }
+    load->into = (struct kvs_into){targets, ns->block_tokens, NULL, 0};
+    return 0;
+}
+
+/* Pool bytes that the load must be able to hold at once: its largest layer, or, when regions only
+ * pass through on their way to the caller, a few of them. */
+static uint64_t reserve_of(const struct kvs_load *load, int passing)
+{
+    const struct kvs_namespace *ns = load->ns;
+    uint64_t region = ns->extent_blocks * ns->largest_cell + 2 * KVS_ARENA_UNIT_BYTES;
+    uint64_t layer = load->blocks * (ns->largest_cell + 2 * KVS_ARENA_UNIT_BYTES);
+    uint64_t spans = load->blocks / ns->extent_blocks + 2;
+    uint64_t grown = load->blocks * ns->largest_cell + spans * 2 * KVS_ARENA_UNIT_BYTES;
+    layer = grown < layer ? grown : layer;
+    return passing && 4 * region < layer ? 4 * region : layer;
+}
+
+static int load_new(struct kvs_lease *lease, uint32_t flags, struct kvs_load **out)
+{
+    struct kvs_store *store = lease->store;
+    struct kvs_load *load = calloc(1, sizeof(*load));
+    if (!load) {
+        return -ENOMEM;
+    }
+    kvs_store_hold(store);
+    load->store = store;
+    load->ns = lease->ns;
+    load->first = lease->first;
+    load->blocks = lease->end - lease->first;
+    load->flags = flags;
+    load->refs = 1;
+    load->layers = calloc(load->ns->layer_count, sizeof(*load->layers));
+    load->spans = calloc(load->blocks + 1, sizeof(*load->spans));
+    load->drained = kvs_ticket_open(store, 1);
+    int error = load->layers && load->spans && load->drained ? 0 : -ENOMEM;
+    for (uint32_t i = 0; !error && i < load->ns->layer_count; i++) {
+        load->layers[i].good = load->blocks;
+        load->layers[i].ticket = kvs_ticket_open(store, 1);
+        error = load->layers[i].ticket ? 0 : -ENOMEM;
+    }
+    *out = load;
+    return error;
+}
+
+static void load_start_locked(struct kvs_load *load, struct kvs_lease *lease, int64_t deadline_ns)
+{
+    struct kvs_store *store = load->store;
+    enum kvs_reason reason;
+    load->lease = lease;
+    lease->refs++;
+    lease->loads_running++;
+    load->sequence = store->load_sequence++;
+    load->stats.opened_ns = kvs_store_now_ns(store);
+    load->deadline_ns = load->stats.opened_ns + deadline_ns;
+    load->refs++; /* the list's */
+    kvs_list_add_last(&store->loads, &load->link);
+    kvs_match_locked(store, load->ns, lease->keys, lease->end, &reason);
+    if ((reason == KVS_REASON_PENDING || reason == KVS_REASON_WARMING) &&
+        kvs_job_add_locked(&store->roots[0], resolve_job, load, 1) == 0) {
+        load->refs++;
+        load->state = KVS_LOAD_RESOLVING;
+        return;
+    }
+    kvs_load_spans_locked(load);
+}
+
+int kvs_load_open(struct kvs_lease *lease, const struct kvs_into *into, uint32_t flags,
+                  int64_t deadline_ns, uint64_t *needed_bytes, struct kvs_load **out)
+{
+    struct kvs_store *store = lease->store;
+    struct kvs_load *load = NULL;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    if (!lease->ns->has_layout || deadline_ns < 0 || (into && flags)) {
+        return -EINVAL;
+    }
+    error = load_new(lease, flags, &load);
+    if (!error && into) {
+        error = into_copy(load, into);
+    }
+    kvs_lock(store);
+    if (!error) {
+        load->reserved_bytes = reserve_of(load, into || (flags & KVS_LOAD_BLOCK));
+        *needed_bytes = load->reserved_bytes / 7 * 8 + KVS_ARENA_UNIT_BYTES;
+        if (load->reserved_bytes > kvs_arena_bytes(store->arena) / 8 * 7) {
+            error = -E2BIG;
+        } else if (flags & KVS_LOAD_BLOCK) {
+            error = block_memory_locked(load);
+        }
+    }
+    error = !error && store->closing ? -ESHUTDOWN : error;
+    if (!error) {
+        load_start_locked(load, lease, deadline_ns);
+        *out = load;
+    } else if (load) {
+        kvs_load_drop_locked(load);
+    }
+    kvs_unlock(store);
+    return error;
+}
+
+/* ---- what the caller asks ---- */
+
+struct kvs_ticket *kvs_load_layer_ticket(struct kvs_load *load, uint32_t layer)
+{
+    if (layer >= load->ns->layer_count) {
+        return NULL;
+    }
+    kvs_lock(load->store);
+    struct kvs_ticket *ticket = kvs_ticket_hold_locked(load->layers[layer].ticket);
+    kvs_unlock(load->store);
+    return ticket;
+}
+
+struct kvs_ticket *kvs_load_drained(struct kvs_load *load)
+{
+    kvs_lock(load->store);
+    struct kvs_ticket *ticket = kvs_ticket_hold_locked(load->drained);
+    kvs_unlock(load->store);
+    return ticket;
+}
+
+int kvs_load_layer(struct kvs_load *load, uint32_t layer, struct kvs_layer *out)
+{
+    if (layer >= load->ns->layer_count) {
+        return -EINVAL;
+    }
+    kvs_lock(load->store);
+    const struct kvs_load_layer_state *state = &load->layers[layer];
+    int ready = state->ready;
+    if (ready) {
+        enum kvs_reason reason = KVS_REASON_NONE;
+        for (uint32_t i = 0; i <= layer && state->blocks < load->blocks && !reason; i++) {
+            reason = load->layers[i].blocks == state->blocks ? load->layers[i].reason : reason;
+        }
+        *out = (struct kvs_layer){state->blocks, reason, 0, state->ready_ns};
+        for (uint32_t i = 0; i < load->span_count && !load->into.targets && !state->released &&
+                             load->spans[i].first_block - load->first < state->blocks;
+             i++) {
+            out->span_count++;
+        }
+    }
+    kvs_unlock(load->store);
+    return ready ? 0 : -EAGAIN;
+}
+
+int kvs_load_span(struct kvs_load *load, uint32_t layer, uint32_t index, struct kvs_span *out)
+{
+    int error = -ENOENT;
+    if (layer >= load->ns->layer_count) {
+        return -EINVAL;
+    }
+    kvs_lock(load->store);
+    const struct kvs_load_layer_state *state = &load->layers[layer];
+    if (state->ready && !state->released && !load->into.targets && index < load->span_count) {
+        const struct kvs_load_span *span = &load->spans[index];
+        const struct kvs_region *region =
+            load->runs[(size_t)layer * load->span_count + index].region;
+        uint64_t local = span->first_block - load->first;
+        if (local < state->blocks) {
+            uint64_t left = state->blocks - local;
+            out->cells = region ? region->cells + (size_t)(span->position - region->first) *
+                                                      region->cell_bytes
+                                : NULL; /* a layer without parts */
+            out->first_block = span->first_block;
+            out->block_count = span->count < left ? span->count : left;
+            error = 0;
+        }
+    }
+    kvs_unlock(load->store);
+    return error;
+}
+
+void kvs_load_release(struct kvs_load *load, uint32_t layer)
+{
+    struct kvs_store *store = load->store;
+    if (layer < load->ns->layer_count) {
+        kvs_lock(store);
+        if (load->layers[layer].ready) {
+            release_layer_locked(load, layer);
+            kvs_wake_all(store);
+        }
+        kvs_unlock(store);
+    }
+}
+
+int kvs_load_block(struct kvs_load *load, const void **data, uint64_t *bytes)
+{
+    kvs_lock(load->store);
+    int error = !load->block_memory ? -EINVAL : 0;
+    if (!error && !load->layers[load->ns->layer_count - 1].ready) {
+        error = -EAGAIN;
+    }
+    *data = load->block_memory;
+    *bytes = load->blocks * load->ns->block_bytes;
+    kvs_unlock(load->store);
+    return error;
+}
+
+void kvs_load_cancel(struct kvs_load *load)
+{
+    kvs_lock(load->store);
+    kvs_load_end_locked(load, KVS_REASON_CANCELLED);
+    kvs_unlock(load->store);
+}
+
+void kvs_load_stats(struct kvs_load *load, struct kvs_load_stats *out)
+{
+    kvs_lock(load->store);
+    *out = load->stats;
+    kvs_unlock(load->store);
+}
+
+void kvs_load_close(struct kvs_load *load)
+{
+    struct kvs_store *store = load->store;
+    kvs_store_hold(store);
+    kvs_lock(store);
+    kvs_load_end_locked(load, KVS_REASON_CANCELLED);
+    for (uint32_t i = 0; i < load->ns->layer_count; i++) {
+        release_layer_locked(load, i);
+    }
+    kvs_load_drop_locked(load);
+    kvs_unlock(store);
+    kvs_store_drop(store);
+}

@@ -1,0 +1,263 @@
+/*
+ * match.c: which leading blocks of a chain are here. In memory (match), and by walking names on
+ * disk where the index does not know (find: a peer, or an owner whose scan still runs).
+ *
+ * A hit is no promise: an extent may be gone when the load comes; the load then says so.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store.h"
+
+/* Why the block that ended the match is not there, and whether a walk could find it. */
+static enum kvs_reason miss_reason_locked(struct kvs_store *store, uint64_t tag)
+{
+    enum kvs_reason reason = kvs_removed_reason_locked(store, tag);
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        const struct kvs_root *root = &store->roots[i];
+        if ((!root->is_owner || root->warming) && !kvs_absent_known_locked(store, tag)) {
+            return root->warming ? KVS_REASON_WARMING : KVS_REASON_PENDING;
+        }
+    }
+    return reason;
+}
+
+uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                          const struct kvs_key *keys, uint64_t count, enum kvs_reason *reason)
+{
+    uint64_t at = 0;
+    int64_t now_s = kvs_store_now_s(store);
+    *reason = KVS_REASON_NONE;
+    while (at < count) {
+        uint8_t position = 0;
+        struct kvs_extent *extent = kvs_extent_lookup_locked(store, ns, &keys[at], &position);
+        if (!extent) {
+            *reason = miss_reason_locked(store, kvs_tag(ns, &keys[at]));
+            break;
+        }
+        if (extent->valid_until_s <= now_s) {
+            *reason = KVS_REASON_EXPIRED;
+            break;
+        }
+        at += kvs_extent_follow_locked(extent, position, &keys[at], count - at);
+    }
+    return at;
+}
+
+static void count_lookup(struct kvs_store *store, uint64_t blocks, uint64_t count,
+                         enum kvs_reason reason)
+{
+    store->stats.lookups++;
+    store->stats.hit_blocks += blocks;
+    store->stats.missed_blocks += count - blocks;
+    if (reason) {
+        store->stats.misses_by_reason[reason]++;
+    }
+}
+
+int kvs_match(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count,
+              struct kvs_match *out)
+{
+    struct kvs_store *store = cache->store;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    kvs_lock(store);
+    out->blocks = kvs_match_locked(store, cache->ns, keys, count, &out->reason);
+    count_lookup(store, out->blocks, count, out->reason);
+    kvs_unlock(store);
+    return 0;
+}
+
+int kvs_contains(struct kvs_cache *cache, const struct kvs_key *key)
+{
+    struct kvs_store *store = cache->store;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    enum kvs_reason reason;
+    kvs_lock(store);
+    uint64_t blocks = kvs_match_locked(store, cache->ns, key, 1, &reason);
+    kvs_unlock(store);
+    return (int)blocks;
+}
+
+/* One step of a walk: the file named by keys[at], on any root in rendezvous order. */
+static int walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struct kvs_key *key)
+{
+    uint8_t order[KVS_ROOTS_MAX];
+    kvs_root_order(store, key, order);
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        struct kvs_extent *extent = NULL;
+        if (kvs_adopt(&store->roots[order[i]], ns, key, &extent) == KVS_REASON_NONE) {
+            kvs_lock(store);
+            kvs_extent_unpin_locked(store, extent);
+            kvs_unlock(store);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *keys,
+                  uint64_t count)
+{
+    struct kvs_store *store = root->store;
+    for (uint64_t steps = 0; steps <= count; steps++) {
+        enum kvs_reason reason;
+        kvs_lock(store);
+        uint64_t at = kvs_match_locked(store, ns, keys, count, &reason);
+        int closing = store->closing;
+        kvs_unlock(store);
+        if (at == count || closing || reason == KVS_REASON_EXPIRED) {
+            return at;
+        }
+        if (!walk_step(store, ns, &keys[at])) {
+            kvs_lock(store);
+            kvs_absent_note_locked(store, kvs_tag(ns, &keys[at]));
+            kvs_unlock(store);
+            return at;
+        }
+    }
+    return 0;
+}
+
+struct find {
+    struct kvs_namespace *ns;
+    struct kvs_ticket *ticket;
+    uint64_t count;
+    struct kvs_key keys[];
+};
+
+static void find_job(struct kvs_root *root, void *argument)
+{
+    struct find *find = argument;
+    uint64_t blocks = kvs_walk(root, find->ns, find->keys, find->count);
+    kvs_lock(root->store);
+    kvs_ticket_finish_locked(find->ticket, (int64_t)blocks);
+    kvs_ticket_drop_locked(find->ticket);
+    kvs_unlock(root->store);
+    free(find);
+}
+
+int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count,
+             struct kvs_ticket **out)
+{
+    struct kvs_store *store = cache->store;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    struct find *find = malloc(sizeof(*find) + count * sizeof(find->keys[0]));
+    struct kvs_ticket *ticket = find ? kvs_ticket_open(store, 2) : NULL;
+    if (!ticket) {
+        free(find);
+        return -ENOMEM;
+    }
+    find->ns = cache->ns;
+    find->ticket = ticket;
+    find->count = count;
+    memcpy(find->keys, keys, count * sizeof(find->keys[0]));
+    kvs_lock(store);
+    enum kvs_reason reason;
+    uint64_t blocks = kvs_match_locked(store, cache->ns, keys, count, &reason);
+    int walk = !store->closing &&
+               (reason == KVS_REASON_PENDING || reason == KVS_REASON_WARMING) &&
+               kvs_job_add_locked(&store->roots[0], find_job, find, 1) == 0;
+    if (!walk) {
+        kvs_ticket_finish_locked(ticket, (int64_t)blocks);
+        kvs_ticket_drop_locked(ticket);
+        free(find);
+    }
+    kvs_unlock(store);
+    *out = ticket;
+    return 0;
+}
+
+/* ---- delete ---- */
+
+static struct kvs_extent *holder_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                        const struct kvs_key *key)
+{
+    struct kvs_index_cursor cursor = {0};
+    while (kvs_index_find(store->index, kvs_tag(ns, key), &cursor)) {
+        if (store->extents[cursor.extent]->ns == ns) {
+            return store->extents[cursor.extent];
+        }
+    }
+    return NULL;
+}
+
+/* Every extent that holds the key, also where it is not served under its name; files go at once. */
+static uint64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
+                           const struct kvs_key *key)
+{
+    uint64_t dropped = 0;
+    kvs_lock(store);
+    struct kvs_extent *extent = holder_locked(store, ns, key);
+    while (extent) {
+        struct kvs_root *root = &store->roots[extent->root];
+        kvs_extent_pin_locked(extent);
+        kvs_extent_forget_locked(store, extent, KVS_REASON_DELETED);
+        store->stats.deleted_extents++;
+        dropped++;
+        kvs_unlock(store);
+        kvs_unlink_job(root, extent);
+        kvs_lock(store);
+        extent = holder_locked(store, ns, key);
+    }
+    kvs_unlock(store);
+    return dropped;
+}
+
+struct delete {
+    struct kvs_namespace *ns;
+    struct kvs_ticket *ticket;
+    struct kvs_key key;
+};
+
+/* A name may exist that the index has not met: adopt it first, then drop all that hold the key. */
+static void delete_job(struct kvs_root *root, void *argument)
+{
+    struct delete *delete = argument;
+    struct kvs_store *store = root->store;
+    walk_step(store, delete->ns, &delete->key);
+    uint64_t dropped = forget_all(store, delete->ns, &delete->key);
+    kvs_lock(store);
+    kvs_ticket_finish_locked(delete->ticket, (int64_t)dropped);
+    kvs_ticket_drop_locked(delete->ticket);
+    kvs_unlock(store);
+    free(delete);
+}
+
+int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ticket **out)
+{
+    struct kvs_store *store = cache->store;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    struct delete *delete = calloc(1, sizeof(*delete));
+    struct kvs_ticket *ticket = delete ? kvs_ticket_open(store, 2) : NULL;
+    if (!ticket) {
+        free(delete);
+        return -ENOMEM;
+    }
+    *delete = (struct delete){cache->ns, ticket, *key};
+    kvs_lock(store);
+    error = store->closing ? -ESHUTDOWN
+                           : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);
+    if (error) {
+        kvs_ticket_drop_locked(ticket);
+        kvs_ticket_drop_locked(ticket);
+        free(delete);
+    }
+    kvs_unlock(store);
+    if (!error) {
+        *out = ticket;
+    }
+    return error;
+}

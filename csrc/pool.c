@@ -1,0 +1,135 @@
+/*
+ * pool.c: regions of the arena, and the RAM tier they form when nobody uses them.
+ *
+ * Takes and gives memory, counts, evicts cached regions least recently used first. Reads nothing,
+ * copies nothing.
+ *
+ * Invariants:
+ *   1. A region is in store->cached exactly when it is READY, whole, attached and refs == 0.
+ *   2. A region with refs == 0 that is not cached does not exist: its memory went back.
+ *   3. extent->regions[layer] is the region's only anchor; a second one for the same layer replaces
+ *      it (the first lives on detached until its readers are done).
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "store.h"
+
+static void region_free(struct kvs_store *store, struct kvs_region *region)
+{
+    assert(region->refs == 0 && !region->waiters);
+    kvs_pool_give_locked(store, region->memory);
+    store->region_count--;
+    free(region);
+}
+
+static void uncache(struct kvs_store *store, struct kvs_region *region)
+{
+    if (region->lru.next) {
+        kvs_list_remove(&region->lru);
+        store->cached_bytes -= region->bytes;
+    }
+}
+
+void kvs_region_detach_locked(struct kvs_store *store, struct kvs_region *region)
+{
+    assert(region->extent && region->extent->regions[region->layer] == region);
+    region->extent->regions[region->layer] = NULL;
+    region->extent = NULL;
+    if (region->refs == 0) {
+        uncache(store, region);
+        region_free(store, region);
+    }
+}
+
+void kvs_region_attach_locked(struct kvs_region *region, struct kvs_extent *extent)
+{
+    assert(extent->regions && !extent->regions[region->layer]);
+    extent->regions[region->layer] = region;
+    region->extent = extent;
+}
+
+/* Memory from the arena; cached regions make room, the least recently used first. */
+void *kvs_pool_take_locked(struct kvs_store *store, uint64_t bytes)
+{
+    void *memory = kvs_arena_take(store->arena, bytes);
+    while (!memory && !kvs_list_empty(&store->cached)) {
+        kvs_region_detach_locked(store, KVS_ENTRY(store->cached.prev, struct kvs_region, lru));
+        memory = kvs_arena_take(store->arena, bytes);
+    }
+    return memory;
+}
+
+void kvs_pool_give_locked(struct kvs_store *store, void *memory)
+{
+    kvs_arena_give(store->arena, memory);
+    kvs_wake_all(store);
+    pthread_cond_broadcast(&store->changed);
+}
+
+uint64_t kvs_pool_room_locked(struct kvs_store *store)
+{
+    return kvs_arena_free_bytes(store->arena) + store->cached_bytes;
+}
+
+struct kvs_region *kvs_region_open_locked(struct kvs_store *store, uint64_t bytes)
+{
+    struct kvs_region *region = calloc(1, sizeof(*region));
+    if (!region) {
+        return NULL;
+    }
+    region->memory = kvs_pool_take_locked(store, bytes);
+    if (!region->memory) {
+        free(region);
+        return NULL;
+    }
+    region->cells = region->memory;
+    region->bytes = (bytes + KVS_ARENA_UNIT_BYTES - 1) / KVS_ARENA_UNIT_BYTES * KVS_ARENA_UNIT_BYTES;
+    region->refs = 1;
+    store->region_count++;
+    return region;
+}
+
+void kvs_region_hold_locked(struct kvs_store *store, struct kvs_region *region)
+{
+    uncache(store, region);
+    region->refs++;
+}
+
+void kvs_region_drop_locked(struct kvs_store *store, struct kvs_region *region)
+{
+    assert(region->refs > 0);
+    if (--region->refs > 0) {
+        return;
+    }
+    int whole = region->state == KVS_REGION_READY && region->good == region->count;
+    if (whole && region->extent && region->extent->state == KVS_EXTENT_LIVE && !store->closing) {
+        kvs_list_add_first(&store->cached, &region->lru);
+        store->cached_bytes += region->bytes;
+        if (store->reserved_total) {
+            kvs_wake_all(store);
+        }
+        pthread_cond_broadcast(&store->changed);
+        return;
+    }
+    if (region->extent) {
+        region->extent->regions[region->layer] = NULL;
+        region->extent = NULL;
+    }
+    region_free(store, region);
+}
+
+int kvs_drop_ram(struct kvs_store *store)
+{
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    kvs_lock(store);
+    while (!kvs_list_empty(&store->cached)) {
+        kvs_region_detach_locked(store, KVS_ENTRY(store->cached.prev, struct kvs_region, lru));
+    }
+    kvs_unlock(store);
+    return 0;
+}

@@ -1,0 +1,90 @@
+/*
+ * quarantine.c: files that failed their checks are renamed aside, so that a person can look at them
+ * and a new put can take their name. Bounded: beyond the limit the oldest is deleted.
+ *
+ * Runs on file workers. Only the owner moves files; a peer just stops serving the extent.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "store.h"
+
+enum { FILES_MAX = 64 };
+
+static int oldest_of(void *argument, const char *name, uint8_t is_directory)
+{
+    char *oldest = argument;
+    if (!is_directory && strlen(name) < KVS_PATH_BYTES - 16 &&
+        (oldest[0] == 0 || strcmp(name, oldest) < 0)) {
+        strcpy(oldest, name);
+    }
+    return 0;
+}
+
+static void trim(struct kvs_root *root)
+{
+    struct kvs_fs *fs = root->store->fs;
+    char oldest[KVS_PATH_BYTES] = "", path[KVS_PATH_BYTES + 16];
+    fs->calls->list(fs, root->fd, "quarantine", oldest_of, oldest);
+    if (oldest[0]) {
+        snprintf(path, sizeof(path), "quarantine/%s", oldest);
+        fs->calls->unlink(fs, root->fd, path);
+    }
+}
+
+/* Names sort by age: time first, then a number. */
+int kvs_quarantine_move(struct kvs_root *root, const char *path)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_fs *fs = store->fs;
+    char target[KVS_PATH_BYTES];
+    const char *name = strrchr(path, '/');
+    int error = fs->calls->make_directory(fs, root->fd, "quarantine");
+    if (error < 0) {
+        return error;
+    }
+    kvs_lock(store);
+    uint64_t sequence = root->quarantine_sequence++;
+    int full = root->quarantine_count >= FILES_MAX;
+    root->quarantine_count += !full;
+    kvs_unlock(store);
+    snprintf(target, sizeof(target), "quarantine/%012" PRId64 "-%06" PRIu64 "-%.70s",
+             store->clock->wall_s(store->clock), sequence % 1000000, name ? name + 1 : path);
+    error = fs->calls->rename(fs, root->fd, path, target);
+    if (full) {
+        trim(root);
+    }
+    return error;
+}
+
+static void move_job(struct kvs_root *root, void *argument)
+{
+    struct kvs_extent *extent = argument;
+    struct kvs_store *store = root->store;
+    char path[KVS_PATH_BYTES];
+    kvs_path_of(extent->ns, &extent->name, path);
+    if (root->is_owner) {
+        kvs_quarantine_move(root, path);
+    }
+    kvs_lock(store);
+    kvs_room_refund_locked(root, extent->physical_bytes);
+    extent->physical_bytes = 0;
+    kvs_file_release_locked(store, extent);
+    kvs_extent_unpin_locked(store, extent);
+    kvs_unlock(store);
+}
+
+void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent)
+{
+    if (extent->state != KVS_EXTENT_LIVE) {
+        return;
+    }
+    store->stats.quarantined_extents++;
+    kvs_extent_pin_locked(extent);
+    kvs_extent_forget_locked(store, extent, KVS_REASON_DAMAGED);
+    if (kvs_job_add_locked(&store->roots[extent->root], move_job, extent, 1) < 0) {
+        kvs_extent_unpin_locked(store, extent);
+    }
+}

@@ -1,0 +1,317 @@
+/*
+ * fs_fault.c: the file system of fs_fault.h. It does nothing of its own but fail.
+ *
+ * The mutex guards the plan, the counters and the pretended space; it is never held across a call
+ * to the inner file system, which may block.
+ */
+#include "fs_fault.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum verdict { PASS = 1, DROP = 0 }; /* or a negative errno */
+
+struct planned_fault {
+    struct kvs_fs_fault fault;
+    uint64_t fired;
+};
+
+struct fs_fault {
+    struct kvs_fs base;
+    struct kvs_fs *inner;
+    pthread_mutex_t mutex;
+    struct planned_fault plan[KVS_FS_FAULT_PLAN];
+    unsigned plan_length;
+    uint64_t calls[KVS_FS_CALL_COUNT];
+    uint64_t total_bytes; /* 0: the real space */
+    uint64_t free_bytes;
+};
+
+static struct fs_fault *self(struct kvs_fs *fs)
+{
+    return (struct fs_fault *)fs;
+}
+
+static struct kvs_fs *inner(struct kvs_fs *fs)
+{
+    return self(fs)->inner;
+}
+
+/* PASS, DROP, or the negative errno to fail with. */
+static int judge(struct kvs_fs *fs, enum kvs_fs_call call)
+{
+    struct fs_fault *fault_fs = self(fs);
+    int verdict = PASS;
+    pthread_mutex_lock(&fault_fs->mutex);
+    fault_fs->calls[call]++;
+    for (unsigned i = 0; i < fault_fs->plan_length && verdict == PASS; i++) {
+        struct planned_fault *planned = &fault_fs->plan[i];
+        const int spent = planned->fault.count > 0 && planned->fired == planned->fault.count;
+        if (planned->fault.call != call || spent) {
+            continue;
+        }
+        if (planned->fault.skip > 0) {
+            planned->fault.skip--;
+            continue;
+        }
+        planned->fired++;
+        verdict = -planned->fault.error; /* DROP is 0 */
+    }
+    pthread_mutex_unlock(&fault_fs->mutex);
+    return verdict;
+}
+
+/* What the inner one had to give up, the wrapper's users have given up too. */
+static int keep_lost(struct kvs_fs *fs, int rc)
+{
+    const uint32_t lost = __atomic_load_n(&inner(fs)->lost, __ATOMIC_RELAXED);
+    __atomic_fetch_or(&fs->lost, lost, __ATOMIC_RELAXED);
+    return rc;
+}
+
+/* `return` the verdict unless the call is to be passed on. */
+#define PASS_OR_RETURN(fs, call)                                                                  \
+    do {                                                                                           \
+        const int verdict_ = judge(fs, call);                                                      \
+        if (verdict_ != PASS) {                                                                    \
+            return verdict_;                                                                       \
+        }                                                                                          \
+    } while (0)
+
+static int fault_open_root(struct kvs_fs *fs, const char *path, int create)
+{
+    PASS_OR_RETURN(fs, KVS_FS_OPEN_ROOT);
+    return inner(fs)->calls->open_root(inner(fs), path, create);
+}
+
+static int fault_make_directory(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    PASS_OR_RETURN(fs, KVS_FS_MAKE_DIRECTORY);
+    return inner(fs)->calls->make_directory(inner(fs), root_fd, path);
+}
+
+static int fault_open_read(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    PASS_OR_RETURN(fs, KVS_FS_OPEN_READ);
+    return keep_lost(fs, inner(fs)->calls->open_read(inner(fs), root_fd, path));
+}
+
+static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory,
+                           const char *fallback_directory, struct kvs_fs_temp *out)
+{
+    memset(out, 0, sizeof *out);
+    out->fd = -1;
+    PASS_OR_RETURN(fs, KVS_FS_OPEN_TEMP);
+    return keep_lost(fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory,
+                                                     fallback_directory, out));
+}
+
+static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
+{
+    PASS_OR_RETURN(fs, KVS_FS_ALLOCATE);
+    return keep_lost(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes));
+}
+
+static int fault_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp,
+                      const char *target)
+{
+    PASS_OR_RETURN(fs, KVS_FS_LINK);
+    return inner(fs)->calls->link(inner(fs), root_fd, temp, target);
+}
+
+static int fault_rename(struct kvs_fs *fs, int root_fd, const char *from, const char *to)
+{
+    PASS_OR_RETURN(fs, KVS_FS_RENAME);
+    return inner(fs)->calls->rename(inner(fs), root_fd, from, to);
+}
+
+static int fault_unlink(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    PASS_OR_RETURN(fs, KVS_FS_UNLINK);
+    return inner(fs)->calls->unlink(inner(fs), root_fd, path);
+}
+
+static int fault_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
+{
+    PASS_OR_RETURN(fs, KVS_FS_SET_TIMES);
+    return inner(fs)->calls->set_times(inner(fs), fd, atime_s, mtime_s);
+}
+
+static int fault_stat_fd(struct kvs_fs *fs, int fd, struct kvs_fs_stat *out)
+{
+    memset(out, 0, sizeof *out);
+    PASS_OR_RETURN(fs, KVS_FS_STAT_FD);
+    return inner(fs)->calls->stat_fd(inner(fs), fd, out);
+}
+
+static int fault_stat_path(struct kvs_fs *fs, int root_fd, const char *path,
+                           struct kvs_fs_stat *out)
+{
+    memset(out, 0, sizeof *out);
+    PASS_OR_RETURN(fs, KVS_FS_STAT_PATH);
+    return inner(fs)->calls->stat_path(inner(fs), root_fd, path, out);
+}
+
+static int fault_list(struct kvs_fs *fs, int root_fd, const char *path, kvs_fs_entry_fn entry,
+                      void *arg)
+{
+    PASS_OR_RETURN(fs, KVS_FS_LIST);
+    return inner(fs)->calls->list(inner(fs), root_fd, path, entry, arg);
+}
+
+static int fault_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
+{
+    struct fs_fault *fault_fs = self(fs);
+    memset(out, 0, sizeof *out);
+    PASS_OR_RETURN(fs, KVS_FS_SPACE);
+    const int rc = inner(fs)->calls->space(inner(fs), root_fd, out);
+    pthread_mutex_lock(&fault_fs->mutex);
+    if (rc == 0 && fault_fs->total_bytes > 0) {
+        out->total_bytes = fault_fs->total_bytes;
+        out->free_bytes = fault_fs->free_bytes;
+    }
+    pthread_mutex_unlock(&fault_fs->mutex);
+    return rc;
+}
+
+static int fault_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    PASS_OR_RETURN(fs, KVS_FS_SYNC_DIRECTORY);
+    return inner(fs)->calls->sync_directory(inner(fs), root_fd, path);
+}
+
+static int fault_sync_file(struct kvs_fs *fs, int fd)
+{
+    PASS_OR_RETURN(fs, KVS_FS_SYNC_FILE);
+    return inner(fs)->calls->sync_file(inner(fs), fd);
+}
+
+static int fault_read_at(struct kvs_fs *fs, int fd, void *buffer, uint32_t bytes, uint64_t offset)
+{
+    PASS_OR_RETURN(fs, KVS_FS_READ_AT);
+    return inner(fs)->calls->read_at(inner(fs), fd, buffer, bytes, offset);
+}
+
+static int fault_write_at(struct kvs_fs *fs, int fd, const void *buffer, uint32_t bytes,
+                          uint64_t offset)
+{
+    PASS_OR_RETURN(fs, KVS_FS_WRITE_AT);
+    return inner(fs)->calls->write_at(inner(fs), fd, buffer, bytes, offset);
+}
+
+static int fault_close(struct kvs_fs *fs, int fd)
+{
+    const int verdict = judge(fs, KVS_FS_CLOSE);
+    if (verdict == DROP) {
+        return 0;
+    }
+    /* As in the kernel, a close that fails has closed. */
+    const int rc = inner(fs)->calls->close(inner(fs), fd);
+    return verdict == PASS ? rc : verdict;
+}
+
+static int fault_lock(struct kvs_fs *fs, int root_fd, const char *path, char *holder,
+                      uint32_t holder_bytes, int *lock_fd)
+{
+    if (holder_bytes > 0) {
+        holder[0] = '\0';
+    }
+    PASS_OR_RETURN(fs, KVS_FS_LOCK);
+    return inner(fs)->calls->lock(inner(fs), root_fd, path, holder, holder_bytes, lock_fd);
+}
+
+static void fault_unlock(struct kvs_fs *fs, int root_fd, const char *path, int lock_fd)
+{
+    inner(fs)->calls->unlock(inner(fs), root_fd, path, lock_fd);
+}
+
+static const struct kvs_fs_calls fault_calls = {
+    .open_root = fault_open_root,
+    .make_directory = fault_make_directory,
+    .open_read = fault_open_read,
+    .open_temp = fault_open_temp,
+    .allocate = fault_allocate,
+    .link = fault_link,
+    .rename = fault_rename,
+    .unlink = fault_unlink,
+    .set_times = fault_set_times,
+    .stat_fd = fault_stat_fd,
+    .stat_path = fault_stat_path,
+    .list = fault_list,
+    .space = fault_space,
+    .sync_directory = fault_sync_directory,
+    .sync_file = fault_sync_file,
+    .read_at = fault_read_at,
+    .write_at = fault_write_at,
+    .close = fault_close,
+    .lock = fault_lock,
+    .unlock = fault_unlock,
+};
+
+int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)
+{
+    struct fs_fault *fault_fs = calloc(1, sizeof *fault_fs);
+    if (fault_fs == NULL) {
+        return -ENOMEM;
+    }
+    fault_fs->base.calls = &fault_calls;
+    fault_fs->inner = inner_fs;
+    pthread_mutex_init(&fault_fs->mutex, NULL);
+    *out = &fault_fs->base;
+    return 0;
+}
+
+void kvs_fs_fault_close(struct kvs_fs *fs)
+{
+    if (fs != NULL) {
+        pthread_mutex_destroy(&self(fs)->mutex);
+        free(self(fs));
+    }
+}
+
+void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault)
+{
+    struct fs_fault *fault_fs = self(fs);
+    assert(fault->call < KVS_FS_CALL_COUNT && fault->error >= 0);
+    assert(fault->error > 0 /* there is no descriptor to drop such a call with */
+           || (fault->call != KVS_FS_OPEN_ROOT && fault->call != KVS_FS_OPEN_READ
+               && fault->call != KVS_FS_OPEN_TEMP && fault->call != KVS_FS_LOCK));
+    pthread_mutex_lock(&fault_fs->mutex);
+    const int fits = fault_fs->plan_length < KVS_FS_FAULT_PLAN;
+    if (fits) {
+        fault_fs->plan[fault_fs->plan_length++] = (struct planned_fault){.fault = *fault};
+    }
+    pthread_mutex_unlock(&fault_fs->mutex);
+    assert(fits);
+    (void)fits;
+}
+
+void kvs_fs_fault_clear(struct kvs_fs *fs)
+{
+    struct fs_fault *fault_fs = self(fs);
+    pthread_mutex_lock(&fault_fs->mutex);
+    fault_fs->plan_length = 0;
+    pthread_mutex_unlock(&fault_fs->mutex);
+}
+
+uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call)
+{
+    struct fs_fault *fault_fs = self(fs);
+    assert(call < KVS_FS_CALL_COUNT);
+    pthread_mutex_lock(&fault_fs->mutex);
+    const uint64_t calls = fault_fs->calls[call];
+    pthread_mutex_unlock(&fault_fs->mutex);
+    return calls;
+}
+
+void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
+{
+    struct fs_fault *fault_fs = self(fs);
+    pthread_mutex_lock(&fault_fs->mutex);
+    fault_fs->total_bytes = total_bytes;
+    fault_fs->free_bytes = free_bytes;
+    pthread_mutex_unlock(&fault_fs->mutex);
+}
