@@ -19,6 +19,7 @@ from kvstore_demo.figures import Demo, LayerSpan
 
 BLOCK = 64
 TOKEN_BYTES = 24 * 1152
+OTHER_LOGITS = {"bitwise": False, "max_abs": 0.5, "same_argmax": True}
 PROMPT = 6016
 
 
@@ -60,7 +61,13 @@ def prefill(*, hit: int, used: int, prompt: int = PROMPT, **changes: Any) -> dic
 
 def a_kept_demo() -> dict[str, Any]:
     cold = prefill(hit=0, used=0, blocks_put=94, bytes_written=167_000_000, against_cold=None)
-    loaded = {"gbps": 3.0, "ceiling_gbps": 3.2, "ceiling_depth": 32, "ceiling_engine": "io_uring"}
+    loaded = {
+        "ceiling_gbps": 3.2,
+        "ceiling_depth": 32,
+        "ceiling_engine": "io_uring",
+        "blocks": 94,
+        "ram_bytes": 0,
+    }
     return {
         "session": "a session",
         "file_system": "ext4",
@@ -81,14 +88,15 @@ def a_kept_demo() -> dict[str, Any]:
             "io_bytes": 1 << 20,
             "page_cache_bytes": 0,
             "store": {"engine": "io_uring"},
-            "rounds": [loaded | {"blocks": 94, "ram_bytes": 0, "gbps": 2.7 + i / 10} for i in range(7)],
+            "rounds": [loaded | {"gbps": 2.7 + i / 10} for i in range(7)],
         },
         "changed_at_start": {"blocks": 0, "reason": "absent"},
         "changed_in_middle": {"blocks": 47, "reason": "absent"},
         "changed_token_block": 47,
         "next_turn": prefill(hit=6016, used=6016, prompt=6850, against_cold=None),
         "damage": {
-            "file": "abc.kv", "offset": 123456, "bit": 3, "layer": 12, "block": 47, "extent_block": 32,
+            "file": "abc.kv", "offset": 123456, "bit": 3,
+            "layer": 12, "block": 47, "extent_block": 32,
         },
         "after_damage": prefill(
             hit=6016,
@@ -113,7 +121,7 @@ def test_a_run_without_fault_keeps_every_promise() -> None:
 @pytest.mark.parametrize(
     ("part", "changes", "promise"),
     [
-        ("warm", {"against_cold": {"bitwise": False, "max_abs": 0.5, "same_argmax": True}}, "bitwise"),
+        ("warm", {"against_cold": OTHER_LOGITS}, "bitwise"),
         ("warm", {"against_cold": None}, "bitwise"),
         ("warm", {"hit_tokens": 5952}, "whole prefix"),
         ("warm", {"computed_by_layer": [64] * 23 + [65]}, "could not give"),
@@ -194,7 +202,12 @@ MOUNTS = """\
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("/home/a", "ext4"), ("/dev/shm/x", "tmpfs"), ("/dev/shmoo", "ext4"), ("/mnt/with space/a", "xfs")],
+    [
+        ("/home/a", "ext4"),
+        ("/dev/shm/x", "tmpfs"),
+        ("/dev/shmoo", "ext4"),
+        ("/mnt/with space/a", "xfs"),
+    ],
 )  # fmt: skip
 def test_the_longest_mount_point_decides_the_file_system(path: str, kind: str) -> None:
     assert place.file_system_of(Path(path), MOUNTS) == kind

@@ -25,7 +25,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Result(msgspec.Struct, frozen=True, tag="result"):
-    """The phase's figures; with it a phase that lingers also says that its puts are acknowledged."""
+    """The phase's figures. A prefill says this only when its puts are acknowledged."""
 
     value: msgspec.Raw
 

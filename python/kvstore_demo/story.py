@@ -23,7 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Where a run plays. `work` holds its stores and saved logits, new for each run; exact and default mode never share blocks in it."""
+    """Where a run plays.
+
+    `work` holds its store and saved logits, new for each run. Exact and default mode have
+    namespaces of their own in that store and never share blocks.
+    """
 
     console: Console
     model: Path

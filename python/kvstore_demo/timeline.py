@@ -41,7 +41,7 @@ def draw(spans: Sequence[LayerSpan], path: Path, *, title: str) -> None:
 
 
 def overlap_s(spans: Sequence[LayerSpan]) -> float:
-    """Seconds between the first layer's compute start and the last layer's arrival; 0: no overlap."""
+    """Seconds from the first layer's compute start to the last layer's arrival; 0: no overlap."""
     loaded = [span.load_end for span in spans if span.load_end > span.load_start]
     if not loaded:
         return 0.0
