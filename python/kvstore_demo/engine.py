@@ -232,7 +232,9 @@ class _WatchedCache(StoreCache):
     """The runner's cache, which also reports progress and notes when the store had each layer."""
 
     def __init__(self, store: kvstore.Store, model: Model, *, exact: bool, step: Step) -> None:
-        super().__init__(store, model_layout(model, exact=exact), retain=RETAIN, owner=OWNER)
+        super().__init__(
+            store, model_layout(model, exact=exact), retain=RETAIN, owner=OWNER, write=True
+        )
         self._layer_count = model.config.layers
         self._step = step
         self._ready_s: list[float] = []

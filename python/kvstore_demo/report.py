@@ -4,14 +4,14 @@ Needs rich (the `cli` extra).
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from kvstore_demo.checks import Check
-from kvstore_demo.figures import Demo, Difference, Load, Prefill
+from kvstore_demo.figures import Demo, Load, Prefill
 from kvstore_demo.place import Place
 from kvstore_demo.projection import V3_PROMPT_TOKENS, deepseek_v3
 from kvstore_demo.timeline import overlap_s
@@ -25,8 +25,8 @@ def size(count: float) -> str:
 def one_line(run: Prefill) -> str:
     """A prefill in one sentence, for the moment when its phase ends."""
     return (
-        f"{run.used_tokens:,} tokens from the store, {run.computed_tokens:,} computed, "
-        f"first token after {run.ttft_s:.2f} s"
+        f"{run.used_tokens:,} reused, {run.computed_tokens:,} computed, "
+        f"first token {run.ttft_s:.2f} s"
     )
 
 
@@ -73,42 +73,47 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _prefills(demo: Demo) -> Table:
-    table = _table(
-        f"Prefills, each a new process; {demo.model.layers} layers, "
-        f"{demo.model.token_bytes:,} bytes per token",
-        "run", "prompt", "hit", "used", "computed", "read", "written",
-        "waited for store", "first token", "logits against cold",
-    )  # fmt: skip
-    for name, run in (
-        ("cold, then SIGKILL", demo.cold),
-        ("warm", demo.warm),
-        ("cold, default mode", demo.cold_default),
-        ("warm, default mode", demo.warm_default),
-        ("next turn", demo.next_turn),
-        ("after a flipped bit", demo.after_damage),
-    ):
-        table.add_row(
-            name,
-            f"{run.prompt_tokens:,}",
-            f"{run.hit_tokens:,}",
-            f"{run.used_tokens:,}",
-            f"{run.computed_tokens:,}",
-            size(run.bytes_read),
-            size(run.bytes_written),
-            f"{run.store_wait_s:.3f} s",
-            f"{run.ttft_s:.2f} s",
-            _difference(run.against_cold),
-        )
+    """A column per prefill: eleven figures side by side would not fit a terminal."""
+    runs = {
+        "cold,\nexact": demo.cold,
+        "warm,\nexact": demo.warm,
+        "cold,\ndefault": demo.cold_default,
+        "warm,\ndefault": demo.warm_default,
+        "next turn,\nexact": demo.next_turn,
+        "bit flipped,\nexact": demo.after_damage,
+    }
+    model = demo.model
+    title = (
+        f"Prefills, each a new process: {model.layers} layers, {model.token_bytes:,} bytes a token"
+    )
+    table = _table(title, "", *runs)
+    for label, figure in PREFILL_ROWS.items():
+        table.add_row(label, *(figure(run) for run in runs.values()))
     return table
 
 
-def _difference(difference: Difference | None) -> str:
+def _against_cold(run: Prefill) -> str:
+    difference = run.against_cold
     if difference is None:
-        return ""
+        return "-"
     if difference.bitwise:
-        return "bitwise equal"
-    argmax = "same token" if difference.same_argmax else "another token"
-    return f"up to {difference.max_abs:.2g}, {argmax}"
+        return "bitwise\nequal"
+    argmax = "same token" if difference.same_argmax else "other token"
+    return f"max {difference.max_abs:.2g},\n{argmax}"
+
+
+PREFILL_ROWS: dict[str, Callable[[Prefill], str]] = {
+    "prompt tokens": lambda run: f"{run.prompt_tokens:,}",
+    "hit": lambda run: f"{run.hit_tokens:,}",
+    "used": lambda run: f"{run.used_tokens:,}",
+    "computed": lambda run: f"{run.computed_tokens:,}",
+    "blocks put": lambda run: f"{run.blocks_put}",
+    "written": lambda run: size(run.bytes_written),
+    "read": lambda run: size(run.bytes_read),
+    "waited for store": lambda run: f"{run.store_wait_s:.3f} s",
+    "first token": lambda run: f"{run.ttft_s:.2f} s",
+    "logits vs cold": _against_cold,
+}
 
 
 def _pipeline_line(warm: Prefill) -> str:
@@ -121,8 +126,8 @@ def _pipeline_line(warm: Prefill) -> str:
 
 def _loads(load: Load) -> Table:
     table = _table(
-        f"The same load without compute: {size(load.bytes)}, O_DIRECT, RAM tier emptied each time",
-        "round", "load GB/s", "device ceiling GB/s", "at depth", "share of ceiling",
+        f"The load without compute: {size(load.bytes)}, O_DIRECT, RAM emptied before each round",
+        "round", "load GB/s", "ceiling GB/s", "at depth", "share",
     )  # fmt: skip
     for number, r in enumerate(load.rounds, 1):
         table.add_row(
@@ -134,11 +139,11 @@ def _loads(load: Load) -> Table:
         )
     table.add_section()
     table.add_row(
-        "median (min..max)",
+        "median",
         _spread([r.gbps for r in load.rounds]),
         _spread([r.ceiling_gbps for r in load.rounds]),
-        f"reads of {load.io_bytes / 1024:.0f} KiB",
-        f"{load.median_share():.0%} ({min(r.share for r in load.rounds):.0%}.."
+        f"reads of\n{load.io_bytes / 1024:.0f} KiB",
+        f"{load.median_share():.0%}\n({min(r.share for r in load.rounds):.0%}.."
         f"{max(r.share for r in load.rounds):.0%})",
         style="bold",
     )
@@ -146,7 +151,7 @@ def _loads(load: Load) -> Table:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
+    return f"{statistics.median(values):.2f}\n({min(values):.2f}..{max(values):.2f})"
 
 
 def _lookups(demo: Demo) -> Table:

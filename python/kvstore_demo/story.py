@@ -46,8 +46,8 @@ def play(stage: Stage) -> Demo:
     cold_default = _prefill(stage, "cold, default mode", "--save", "cold-default")
     warm_default = _prefill(stage, "warm, default mode", "--against", "cold-default")
     load = _load(stage)
-    at_start = _lookup(stage, "one token changed at the start", "changed-at-start")
-    in_middle = _lookup(stage, "one token changed in the middle", "changed-in-middle")
+    at_start = _lookup(stage, "token changed at the start", "changed-at-start")
+    in_middle = _lookup(stage, "token changed in the middle", "changed-in-middle")
     next_turn = _prefill(stage, "next turn", "--exact", prompt="next-turn")
     damage, _ = _phase(stage, "flip one bit", "damage", Damage, *_in_store(stage))
     after_damage = _prefill(stage, "after the flipped bit", "--against", "cold", "--exact")
@@ -113,12 +113,13 @@ def _phase(
     """Run one phase under a progress bar; returns its figures and exit code."""
     common = ["--model", str(stage.model), "--prompt-tokens", str(stage.tokens)]
     columns = (
-        TextColumn("  {task.description:<34}"),
+        TextColumn("  {task.description:<28}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=stage.console, transient=True) as bars:
+    shown = stage.console.is_terminal
+    with Progress(*columns, console=stage.console, transient=True, disable=not shown) as bars:
         task = bars.add_task(title, total=None)
         value, code = children.run(
             name,
@@ -131,4 +132,4 @@ def _phase(
 
 
 def _say(stage: Stage, title: str, fact: str) -> None:
-    stage.console.print(f"  {title:<34}{fact}", highlight=False)
+    stage.console.print(f"  {title:<28}{fact}", highlight=False)
