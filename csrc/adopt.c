@@ -6,6 +6,7 @@
  * moved to quarantine by the owner and ignored by peers.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,18 +105,13 @@ static int header_has_key(const struct kvs_extent_header *header, const struct k
     return 0;
 }
 
-/* Directory names hold the first 16 bytes of the fingerprint; with a layout all 32 are compared. */
+/* Directory names hold the first 16 bytes of the fingerprint; a load compares all 32. */
 static int header_is_of(const struct kvs_extent_header *header, const struct kvs_namespace *ns)
 {
-    if (ns->has_layout) {
-        return memcmp(header->fingerprint, ns->fingerprint, sizeof(ns->fingerprint)) == 0;
-    }
-    char hex[3];
+    static const char digits[] = "0123456789abcdef";
     for (uint32_t i = 0; i < 16; i++) {
-        static const char digits[] = "0123456789abcdef";
-        hex[0] = digits[header->fingerprint[i] >> 4];
-        hex[1] = digits[header->fingerprint[i] & 15];
-        if (memcmp(hex, ns->name + 2 * i, 2) != 0) {
+        if (ns->name[2 * i] != digits[header->fingerprint[i] >> 4] ||
+            ns->name[2 * i + 1] != digits[header->fingerprint[i] & 15]) {
             return 0;
         }
     }

@@ -352,7 +352,9 @@ int kvs_extent_order_by_use_locked(struct kvs_root *root)
     if (!sorted) {
         return -ENOMEM;
     }
-    memcpy(sorted, root->expiry, count * sizeof(*sorted));
+    for (uint32_t i = 0; i < count; i++) {
+        sorted[i] = root->expiry[i];
+    }
     qsort(sorted, count, sizeof(*sorted), older_first);
     for (uint32_t i = 0; i < count; i++) {
         kvs_list_add_first(&root->lru, &sorted[i]->lru);

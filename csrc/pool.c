@@ -104,7 +104,7 @@ void kvs_region_drop_locked(struct kvs_store *store, struct kvs_region *region)
         return;
     }
     int whole = region->state == KVS_REGION_READY && region->good == region->count;
-    if (whole && region->extent && region->extent->state == KVS_EXTENT_LIVE && !store->closing) {
+    if (whole && region->extent && region->extent->state != KVS_EXTENT_GONE && !store->closing) {
         kvs_list_add_first(&store->cached, &region->lru);
         store->cached_bytes += region->bytes;
         if (store->reserved_total) {

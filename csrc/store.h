@@ -206,12 +206,13 @@ struct kvs_root {
     int register_error;
     /* I/O thread: slots are its own; queues under the lock */
     pthread_t io_thread;
-    int io_running;
+    int io_running, io_asleep;
     struct kvs_slot *slots, *free_slot;
     uint32_t slot_count, ops_in_flight, ops_in_flight_max;
     uint64_t bytes_in_flight, bytes_in_flight_max;
     struct kvs_transfer *reads, **reads_tail;   /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;
+    uint64_t read_bytes_queued, plan_round;
     struct kvs_transfer *delivers;      /* RAM hits to be copied to callers */
     /* file workers */
     pthread_t workers[KVS_FILE_WORKERS];
@@ -288,6 +289,7 @@ struct kvs_load {
     struct kvs_load_layer_state *layers;
     uint32_t layers_ready;
     uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
+    uint64_t tried_round[KVS_ROOTS_MAX];
     uint64_t first, blocks; /* of the lease */
     uint64_t good;
     uint8_t good_reason, state, closed;
@@ -322,8 +324,9 @@ struct kvs_writer_extent {
     uint8_t *layer_sent;  /* [layer] */
     uint32_t *layer_have; /* [layer] */
     uint64_t *checksums;  /* [layer][count_max] */
-    struct kvs_fs_temp temp;
-    uint32_t header_bytes;
+    struct kvs_fs_temp temp; /* fd -1: none */
+    uint64_t charged_bytes;
+    uint32_t header_bytes, with_extras;
     uint64_t file_bytes;
     uint64_t *region_offsets;
 };
@@ -338,7 +341,7 @@ struct kvs_writer {
     struct kvs_key *extras; /* [count] digests, or NULL */
     uint64_t start, count, key_room;
     uint32_t flags, refs, puts_pending;
-    uint8_t state, class_number, publishing, closed;
+    uint8_t state, class_number, publishing;
     struct kvs_writer_extent **made;
     uint32_t made_count, made_room;
     struct kvs_ticket *commit; /* held */
@@ -372,7 +375,8 @@ struct kvs_store {
     pthread_cond_t changed; /* a ticket was finished, or a count that someone waits for fell */
     atomic_int refs;
     unsigned fork_generation;
-    int closing, closed;
+    int closing;           /* 1: no new work, 2: threads leave */
+    atomic_int is_closing; /* the same for checks without the lock */
     struct kvs_fs *fs;
     int owns_fs;
     struct kvs_clock *clock;
@@ -514,7 +518,8 @@ int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, voi
                        void *argument, int urgent);
 int kvs_jobs_start(struct kvs_root *root);
 void kvs_jobs_stop(struct kvs_root *root);
-void kvs_root_wake(struct kvs_root *root); /* its I/O thread */
+/* Wakes I/O threads that sleep; under the lock. */
+void kvs_root_wake(struct kvs_root *root);
 void kvs_wake_all(struct kvs_store *store);
 
 /* ---- scan.c, adopt.c ---- */
@@ -575,6 +580,7 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_written(struct kvs_transfer *transfer); /* I/O thread */
+void kvs_stage_clear_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void *kvs_copier_thread(void *store);
 void kvs_publish_job(struct kvs_root *root, void *writer);
 

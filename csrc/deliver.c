@@ -1,0 +1,236 @@
+/*
+ * deliver.c: what happens to bytes after a read: verify every cell, copy to callers, tell loads.
+ *
+ * Runs on I/O threads, without the lock while it hashes and copies: the memory it touches is held
+ * by a region reference or counted in load->memory_users.
+ *
+ * A cell that fails its check is read once more into pool memory (a caller who scribbles over his
+ * own pages must not condemn good data); if it fails again its extent goes to quarantine.
+ */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store.h"
+#include "xxh3.h"
+
+/* Leading cells whose checksum holds. */
+static uint32_t verify(const struct kvs_file *file, uint32_t layer, uint32_t position,
+                       const uint8_t *cells, uint64_t cell_bytes, uint32_t count)
+{
+    const uint64_t *sums = &file->checksums[(size_t)layer * file->block_count + position];
+    for (uint32_t i = 0; i < count; i++) {
+        if (kvs_xxh3(cells + i * cell_bytes, cell_bytes) != sums[i]) {
+            return i;
+        }
+    }
+    return count;
+}
+
+/* ---- caller memory ---- */
+
+uint8_t *kvs_into_block(const struct kvs_load *load, uint32_t layer, uint64_t local_block,
+                        int *wanted)
+{
+    const struct kvs_namespace *ns = load->ns;
+    const struct kvs_into *into = &load->into;
+    uint32_t part = ns->part_first[layer];
+    uint64_t token = local_block * ns->block_tokens;
+    uint64_t page = token / into->page_tokens, inside = token % into->page_tokens;
+    int64_t entry = into->table ? into->table[page] : (int64_t)page;
+    *wanted = entry >= 0;
+    if (entry < 0) {
+        return NULL;
+    }
+    return (uint8_t *)into->targets[part].base + (uint64_t)entry * into->targets[part].page_stride +
+           inside / ns->block_tokens * ns->part_bytes[part];
+}
+
+/* One part of one block, page by page. */
+static void copy_part(const struct kvs_load *load, uint32_t part, uint64_t local_block,
+                      const uint8_t *source)
+{
+    const struct kvs_namespace *ns = load->ns;
+    const struct kvs_into *into = &load->into;
+    const struct kvs_target *target = &into->targets[part];
+    uint64_t token = local_block * ns->block_tokens, end = token + ns->block_tokens;
+    uint64_t bytes = ns->part_bytes[part];
+    while (target->base && token < end) {
+        uint64_t page = token / into->page_tokens, inside = token % into->page_tokens;
+        uint64_t tokens = into->page_tokens - inside;
+        tokens = tokens < end - token ? tokens : end - token;
+        int64_t entry = into->table ? into->table[page] : (int64_t)page;
+        uint64_t piece = bytes * tokens / ns->block_tokens;
+        if (entry >= 0) {
+            memcpy((uint8_t *)target->base + (uint64_t)entry * target->page_stride +
+                       bytes * inside / ns->block_tokens,
+                   source, piece);
+        }
+        source += piece;
+        token += tokens;
+    }
+}
+
+void kvs_into_copy(const struct kvs_load *load, uint32_t layer, uint64_t local_block,
+                   const uint8_t *cells, uint32_t count)
+{
+    const struct kvs_namespace *ns = load->ns;
+    uint32_t first = ns->part_first[layer];
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *source = cells + (size_t)i * ns->cell_bytes[layer];
+        for (uint32_t part = first; part < first + ns->part_counts[layer]; part++) {
+            copy_part(load, part, local_block + i, source);
+            source += ns->part_bytes[part];
+        }
+    }
+}
+
+/* ---- loads that wait for a region ---- */
+
+static void copy_to_waiter(struct kvs_store *store, struct kvs_region *region,
+                           struct kvs_load *load, uint32_t layer,
+                           const struct kvs_load_span *span, uint32_t good)
+{
+    const uint8_t *cells =
+        region->cells + (size_t)(span->position - region->first) * region->cell_bytes;
+    uint64_t local = span->first_block - load->first;
+    load->memory_users++;
+    load->stats.bounced_bytes += (uint64_t)good * region->cell_bytes;
+    kvs_unlock(store);
+    kvs_into_copy(load, layer, local, cells, good);
+    kvs_lock(store);
+    load->held_bytes -= region->bytes;
+    kvs_load_memory_done_locked(load);
+}
+
+static void deliver_one_locked(struct kvs_store *store, struct kvs_region *region,
+                               const struct kvs_waiter *waiter)
+{
+    struct kvs_load *load = waiter->load;
+    const struct kvs_load_span *span = &load->spans[waiter->span];
+    if (load->state != KVS_LOAD_RUNNING) {
+        return;
+    }
+    uint32_t ahead = (uint32_t)(span->position - region->first);
+    uint32_t good = region->good > ahead ? region->good - ahead : 0;
+    good = good < span->count ? good : span->count;
+    uint32_t asked = region->count - ahead < span->count ? region->count - ahead : span->count;
+    if (good < asked) {
+        kvs_load_cut_locked(load, waiter->layer, span->first_block + good,
+                            (enum kvs_reason)region->reason);
+    }
+    if (load->into.targets) {
+        copy_to_waiter(store, region, load, waiter->layer, span, good);
+    } else {
+        kvs_region_hold_locked(store, region);
+        load->runs[(size_t)waiter->layer * load->span_count + waiter->span].region = region;
+    }
+    kvs_load_span_done_locked(load, waiter->layer, waiter->span);
+}
+
+/* The caller holds a reference to the region. */
+void kvs_deliver_waiters(struct kvs_store *store, struct kvs_region *region)
+{
+    kvs_lock(store);
+    while (region->waiters) {
+        struct kvs_waiter *waiter = region->waiters;
+        region->waiters = waiter->next;
+        deliver_one_locked(store, region, waiter);
+        kvs_load_drop_locked(waiter->load);
+        free(waiter);
+    }
+    kvs_unlock(store);
+}
+
+/* ---- the end of a read ---- */
+
+static enum kvs_reason reason_of_error(int error)
+{
+    /* End of file inside a region: the file was cut short. */
+    return error == -ENODATA ? KVS_REASON_DAMAGED : KVS_REASON_IO_ERROR;
+}
+
+static void transfer_free_locked(struct kvs_store *store, struct kvs_transfer *transfer)
+{
+    kvs_file_drop_locked(store, transfer->file);
+    free(transfer);
+}
+
+static int region_read_done(struct kvs_root *root, struct kvs_transfer *transfer)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_region *region = transfer->region;
+    enum kvs_reason reason = KVS_REASON_NONE;
+    uint32_t good = 0;
+    if (transfer->error) {
+        reason = reason_of_error(transfer->error);
+    } else {
+        good = verify(transfer->file, region->layer, region->first, region->cells,
+                      region->cell_bytes, region->count);
+        reason = good < region->count ? KVS_REASON_DAMAGED : KVS_REASON_NONE;
+        if (reason && !transfer->retried) {
+            return 1;
+        }
+    }
+    kvs_lock(store);
+    region->good = (uint8_t)good;
+    region->reason = (uint8_t)reason;
+    region->state = reason ? KVS_REGION_BAD : KVS_REGION_READY;
+    if (reason == KVS_REASON_DAMAGED && transfer->file->extent) {
+        kvs_quarantine_locked(store, transfer->file->extent);
+    }
+    kvs_unlock(store);
+    kvs_deliver_waiters(store, region);
+    kvs_lock(store);
+    kvs_region_drop_locked(store, region);
+    transfer_free_locked(store, transfer);
+    kvs_unlock(store);
+    return 0;
+}
+
+/* The last transfer of a span that went straight to the caller. */
+static void direct_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span)
+{
+    struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + span];
+    if (load->state != KVS_LOAD_RUNNING || --run->direct_pending > 0) {
+        return;
+    }
+    if (!run->reread) {
+        kvs_load_span_done_locked(load, layer, span);
+    } else if (kvs_plan_region_locked(load, layer, span) < 0) {
+        kvs_load_cut_locked(load, layer, load->spans[span].first_block, KVS_REASON_POOL);
+        kvs_load_span_done_locked(load, layer, span);
+    }
+}
+
+static void direct_read_done(struct kvs_root *root, struct kvs_transfer *transfer)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_load *load = transfer->load;
+    uint32_t layer = transfer->layer, good = 0;
+    if (!transfer->error) {
+        good = verify(transfer->file, layer, transfer->position, transfer->memory,
+                      load->ns->cell_bytes[layer], transfer->count);
+    }
+    kvs_lock(store);
+    if (good < transfer->count && load->state == KVS_LOAD_RUNNING) {
+        struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + transfer->span];
+        run->reread = 1;
+    }
+    /* First the caller's memory is let go (the reread counts for itself when it copies). */
+    kvs_load_memory_done_locked(load);
+    direct_span_done_locked(load, layer, transfer->span);
+    kvs_load_drop_locked(load);
+    transfer_free_locked(store, transfer);
+    kvs_unlock(store);
+}
+
+int kvs_transfer_read_done(struct kvs_root *root, struct kvs_transfer *transfer)
+{
+    if (transfer->kind == KVS_TRANSFER_REGION) {
+        return region_read_done(root, transfer);
+    }
+    assert(transfer->kind == KVS_TRANSFER_DIRECT);
+    direct_read_done(root, transfer);
+    return 0;
+}

@@ -1,0 +1,70 @@
+/*
+ * info.c: what a store says of itself: counters, roots, pool, names of reasons.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "store.h"
+
+const char *kvs_reason_name(enum kvs_reason reason)
+{
+    static const char *const names[KVS_REASON_COUNT] = {
+        "",       "absent",  "expired",  "evicted",  "deleted", "pending",   "warming",
+        "damaged", "foreign", "io_error", "deadline", "pool",    "cancelled", "closed"};
+    return (unsigned)reason < KVS_REASON_COUNT ? names[reason] : "unknown";
+}
+
+void kvs_stats(struct kvs_store *store, struct kvs_stats *out)
+{
+    kvs_lock(store);
+    *out = store->stats;
+    out->extents = store->live_extents;
+    out->blocks = store->live_blocks;
+    out->leases = store->lease_count;
+    out->open_files = store->file_count;
+    out->regions = store->region_count;
+    out->pool_bytes = kvs_arena_bytes(store->arena);
+    out->pool_free_bytes = kvs_arena_free_bytes(store->arena);
+    out->pool_cached_bytes = store->cached_bytes;
+    out->index_bytes = kvs_index_bytes(store->index);
+    kvs_unlock(store);
+}
+
+int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info *out)
+{
+    if (number >= store->root_count) {
+        return -EINVAL;
+    }
+    kvs_lock(store);
+    const struct kvs_root *root = &store->roots[number];
+    memset(out, 0, sizeof(*out));
+    snprintf(out->path, sizeof(out->path), "%s", root->path);
+    snprintf(out->engine_why, sizeof(out->engine_why), "%s", root->engine_why);
+    snprintf(out->file_system, sizeof(out->file_system), "%s", root->space.type);
+    if (root->engine) {
+        snprintf(out->engine, sizeof(out->engine), "%s", root->engine->name);
+        out->registered = (uint32_t)root->engine->registered;
+    }
+    out->register_error = root->register_error;
+    out->is_owner = (uint32_t)root->is_owner;
+    out->warming = (uint32_t)root->warming;
+    out->lost = __atomic_load_n(&store->fs->lost, __ATOMIC_RELAXED);
+    out->io_depth = root->slot_count;
+    out->capacity_bytes = root->capacity_bytes;
+    out->used_bytes = root->used_bytes;
+    out->reserve_bytes = root->reserve_bytes;
+    out->free_bytes = root->space.free_bytes;
+    out->reads_in_flight_max = root->ops_in_flight_max;
+    kvs_unlock(store);
+    return 0;
+}
+
+void kvs_pool_info(struct kvs_store *store, struct kvs_pool_info *out)
+{
+    out->base = (uint64_t)(uintptr_t)kvs_arena_base(store->arena);
+    out->bytes = kvs_arena_bytes(store->arena);
+    out->page_kind = kvs_arena_page_kind(store->arena);
+    out->root_count = store->root_count;
+    out->huge_coverage = kvs_arena_huge_coverage(store->arena);
+}

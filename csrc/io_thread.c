@@ -1,0 +1,325 @@
+/*
+ * io_thread.c: the I/O thread of a root. Plans reads, cuts transfers into device operations, keeps
+ * the engine fed, judges completions. The only caller of submit and reap.
+ *
+ * Reads go before writes. Work is bounded by operations and by bytes in flight, because submission
+ * sleeps inside the kernel once the device's tags run out.
+ *
+ * Invariants:
+ *   1. A slot is free, or belongs to the engine from submit to reap, whatever became of its load.
+ *   2. A transfer ends exactly once: when all of it was submitted (or given up) and nothing of it
+ *      is in flight.
+ *   3. A short completion is tried again whole, a bounded number of times, then it is an error.
+ */
+#include <assert.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "store.h"
+
+enum { BATCH = 64, TRIES_MAX = 4 };
+
+void kvs_root_wake(struct kvs_root *root)
+{
+    if (root->io_running && root->io_asleep) {
+        root->io_asleep = 0;
+        uint64_t one = 1;
+        ssize_t ignored = write(root->engine->wake_fd, &one, sizeof(one));
+        (void)ignored; /* full counter: the thread is awake anyway */
+    }
+}
+
+void kvs_wake_all(struct kvs_store *store)
+{
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        kvs_root_wake(&store->roots[i]);
+    }
+}
+
+void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer)
+{
+    transfer->next = NULL;
+    if (transfer->kind == KVS_TRANSFER_WRITE) {
+        *root->writes_tail = transfer;
+        root->writes_tail = &transfer->next;
+    } else {
+        *root->reads_tail = transfer;
+        root->reads_tail = &transfer->next;
+        root->read_bytes_queued += transfer->bytes;
+    }
+}
+
+/* Nobody wants the rest of it any more. */
+static int unwanted_locked(const struct kvs_transfer *transfer)
+{
+    if (transfer->kind == KVS_TRANSFER_DIRECT) {
+        return transfer->load->state == KVS_LOAD_ENDED;
+    }
+    if (transfer->kind == KVS_TRANSFER_WRITE) {
+        return 0;
+    }
+    for (const struct kvs_waiter *at = transfer->region->waiters; at; at = at->next) {
+        if (at->load->state == KVS_LOAD_RUNNING) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Wholly submitted (or given up) transfers leave the queue at once: they may end any moment. */
+static void leave_queue(struct kvs_root *root, struct kvs_transfer *transfer)
+{
+    if (root->reads == transfer) {
+        root->reads = transfer->next;
+        root->reads_tail = root->reads ? root->reads_tail : &root->reads;
+    } else if (root->writes == transfer) {
+        root->writes = transfer->next;
+        root->writes_tail = root->writes ? root->writes_tail : &root->writes;
+    }
+}
+
+/* Only the head of a queue can be partly submitted, so what is left to submit is at its head. */
+static void give_up(struct kvs_root *root, struct kvs_transfer *transfer, int error)
+{
+    transfer->error = transfer->error ? transfer->error : error;
+    if (transfer->submitted == transfer->bytes) {
+        return;
+    }
+    if (transfer->kind != KVS_TRANSFER_WRITE) {
+        root->read_bytes_queued -= transfer->bytes - transfer->submitted;
+    }
+    transfer->submitted = transfer->bytes;
+    leave_queue(root, transfer);
+}
+
+static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer)
+{
+    uint64_t left = transfer->bytes - transfer->submitted;
+    slot->transfer = transfer;
+    slot->piece_start = transfer->submitted;
+    slot->piece_bytes = (uint32_t)(left < KVS_PIECE_BYTES ? left : KVS_PIECE_BYTES);
+    slot->tries = 0;
+    transfer->submitted += slot->piece_bytes;
+    transfer->in_flight++;
+    if (transfer->kind == KVS_TRANSFER_WRITE) {
+        transfer->writer->stats.bytes_submitted += slot->piece_bytes;
+        return;
+    }
+    root->read_bytes_queued -= slot->piece_bytes;
+    if (transfer->kind == KVS_TRANSFER_DIRECT) {
+        transfer->load->stats.reads++;
+    } else if (transfer->region->waiters) {
+        transfer->region->waiters->load->stats.reads++;
+    }
+}
+
+static void slot_to_op(struct kvs_slot *slot)
+{
+    struct kvs_transfer *transfer = slot->transfer;
+    slot->op = (struct kvs_io_op){
+        .kind = transfer->kind == KVS_TRANSFER_WRITE ? KVS_IO_WRITE : KVS_IO_READ,
+        .fd = transfer->fd,
+        .buffer = transfer->memory + slot->piece_start,
+        .offset = transfer->file_offset + slot->piece_start,
+        .bytes = slot->piece_bytes,
+        .owner = slot,
+    };
+}
+
+/* The next transfer to submit pieces of: reads first. *ended gets one that nobody wants any more
+ * and that has to be finished before anything else. */
+static struct kvs_transfer *next_transfer(struct kvs_root *root, struct kvs_transfer **ended)
+{
+    while (root->reads || root->writes) {
+        struct kvs_transfer *transfer = root->reads ? root->reads : root->writes;
+        if (!unwanted_locked(transfer)) {
+            return transfer;
+        }
+        give_up(root, transfer, -ECANCELED);
+        if (transfer->in_flight == 0) {
+            *ended = transfer;
+            return NULL;
+        }
+    }
+    return NULL;
+}
+
+/* Fills free slots with the next pieces, reads first. *ended: a transfer to finish before more. */
+static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops,
+                                  struct kvs_transfer **ended)
+{
+    unsigned count = 0;
+    *ended = NULL;
+    while (count < BATCH && root->free_slot && root->bytes_in_flight < root->bytes_in_flight_max) {
+        struct kvs_transfer *transfer = next_transfer(root, ended);
+        if (!transfer) {
+            break;
+        }
+        struct kvs_slot *slot = root->free_slot;
+        root->free_slot = slot->next_free;
+        slot_fill(root, slot, transfer);
+        slot_to_op(slot);
+        if (transfer->submitted == transfer->bytes) {
+            leave_queue(root, transfer);
+        }
+        root->ops_in_flight++;
+        root->bytes_in_flight += slot->piece_bytes;
+        ops[count++] = &slot->op;
+    }
+    if (root->ops_in_flight > root->ops_in_flight_max) {
+        root->ops_in_flight_max = root->ops_in_flight;
+    }
+    return count;
+}
+
+static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
+{
+    if (transfer->kind == KVS_TRANSFER_WRITE) {
+        kvs_made_written(transfer);
+        return;
+    }
+    if (kvs_transfer_read_done(root, transfer)) {
+        transfer->retried = 1;
+        transfer->submitted = 0;
+        kvs_lock(root->store);
+        kvs_transfer_queue_locked(root, transfer);
+        kvs_unlock(root->store);
+    }
+}
+
+/* Returns the transfer when this was its last piece. */
+static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *slot)
+{
+    struct kvs_transfer *transfer = slot->transfer;
+    int error = kvs_io_status(&slot->op);
+    error = error == -EAGAIN ? -EIO : error;
+    kvs_lock(root->store);
+    if (error && !transfer->error) {
+        give_up(root, transfer, error);
+    }
+    transfer->in_flight--;
+    root->ops_in_flight--;
+    root->bytes_in_flight -= slot->piece_bytes;
+    slot->transfer = NULL;
+    slot->next_free = root->free_slot;
+    root->free_slot = slot;
+    int over = transfer->in_flight == 0 && transfer->submitted == transfer->bytes;
+    kvs_unlock(root->store);
+    return over ? transfer : NULL;
+}
+
+/* Hands ops to the engine; what it does not take now is tried again after the next reap. */
+static unsigned submit(struct kvs_root *root, struct kvs_io_op **ops, unsigned count)
+{
+    unsigned sent = 0;
+    while (sent < count) {
+        int taken = root->engine->calls->submit(root->engine, ops + sent, count - sent);
+        if (taken < 0) {
+            /* The engine refused the operation itself: it completes with that error. */
+            ops[sent]->result = taken;
+            struct kvs_transfer *over = piece_done(root, ops[sent]->owner);
+            if (over) {
+                transfer_end(root, over);
+            }
+            taken = 1;
+        }
+        if (taken == 0) {
+            break;
+        }
+        sent += (unsigned)taken;
+    }
+    for (unsigned i = sent; i < count; i++) {
+        ops[i - sent] = ops[i];
+    }
+    return count - sent;
+}
+
+/* Copies of RAM hits to callers. */
+static void deliver_hits(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    struct kvs_transfer *hit;
+    while ((hit = root->delivers) != NULL) {
+        root->delivers = hit->next;
+        kvs_unlock(store);
+        kvs_deliver_waiters(store, hit->region);
+        kvs_lock(store);
+        kvs_region_drop_locked(store, hit->region);
+        free(hit);
+    }
+    kvs_unlock(store);
+}
+
+static int completion(struct kvs_root *root, struct kvs_io_op *op, struct kvs_io_op **again)
+{
+    struct kvs_slot *slot = op->owner;
+    if (kvs_io_status(op) == -EAGAIN && slot->tries < TRIES_MAX) {
+        slot->tries++;
+        slot_to_op(slot);
+        *again = op;
+        return 1;
+    }
+    struct kvs_transfer *over = piece_done(root, slot);
+    if (over) {
+        transfer_end(root, over);
+    }
+    return 0;
+}
+
+struct io_round {
+    struct kvs_io_op *pending[2 * BATCH]; /* filled or to be repeated, not taken by the engine yet */
+    unsigned pending_count;
+};
+
+/* One round before waiting. Returns 1 when there is more to do at once, 0 to wait, -1 to stop. */
+static int feed(struct kvs_root *root, struct io_round *round)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_transfer *ended = NULL;
+    kvs_lock(store);
+    if (!store->closing) {
+        kvs_plan_reads_locked(root, root->bytes_in_flight_max);
+    }
+    if (round->pending_count == 0) {
+        round->pending_count = batch_fill_locked(root, round->pending, &ended);
+    }
+    root->io_asleep = 1; /* from here on a change must wake the thread */
+    int stop = store->closing > 1 && root->ops_in_flight == 0 && !root->reads && !root->writes;
+    int hits = root->delivers != NULL;
+    kvs_unlock(store);
+    if (ended) {
+        transfer_end(root, ended);
+    }
+    unsigned full = round->pending_count == BATCH;
+    if (round->pending_count) {
+        round->pending_count = submit(root, round->pending, round->pending_count);
+    }
+    if (hits) {
+        deliver_hits(root);
+    }
+    if (stop) {
+        return -1;
+    }
+    return ended || hits || (full && round->pending_count == 0);
+}
+
+void *kvs_io_thread(void *argument)
+{
+    struct kvs_root *root = argument;
+    struct kvs_io_op *done[BATCH];
+    struct io_round round = {.pending_count = 0};
+    int more;
+    while ((more = feed(root, &round)) >= 0) {
+        int64_t timeout_ns = more ? 0 : round.pending_count ? 1000000 : -1;
+        int count = root->engine->calls->reap(root->engine, done, BATCH, timeout_ns);
+        for (int i = 0; i < count; i++) {
+            struct kvs_io_op *again = NULL;
+            if (completion(root, done[i], &again)) {
+                assert(round.pending_count < 2 * BATCH);
+                round.pending[round.pending_count++] = again;
+            }
+        }
+    }
+    return NULL;
+}

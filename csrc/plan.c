@@ -1,0 +1,397 @@
+/*
+ * plan.c: which cells are read next. Layer 0 of all blocks first, then 1, 2 ...; across loads the
+ * one furthest behind in layers goes first, the older on a tie.
+ *
+ * Runs on the root's I/O thread under the lock; makes transfers, moves nothing itself.
+ *
+ * Invariants:
+ *   1. On one root no span of layer l + 1 is planned before every span of layer l was.
+ *   2. A load takes pool memory beyond its reservation only from what no other load is promised.
+ *   3. A read's range in the file is rounded out to 4096 and goes to the pool; only a range that is
+ *      aligned on both sides goes straight to caller memory: no byte outside its cells is written.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store.h"
+
+enum { ALIGN = 4096 };
+
+static struct kvs_transfer *transfer_new(enum kvs_transfer_kind kind, struct kvs_file *file,
+                                         uint64_t offset, uint8_t *memory, uint64_t bytes)
+{
+    struct kvs_transfer *transfer = calloc(1, sizeof(*transfer));
+    if (transfer) {
+        transfer->kind = kind;
+        transfer->fd = file->fd;
+        transfer->file = file;
+        transfer->file_offset = offset;
+        transfer->memory = memory;
+        transfer->bytes = bytes;
+        file->refs++;
+    }
+    return transfer;
+}
+
+/* ---- through the pool ---- */
+
+/* What other running loads have been promised and not taken yet. */
+static uint64_t promised_to_others(const struct kvs_load *load)
+{
+    uint64_t bytes = 0;
+    const struct kvs_link *head = &load->store->loads;
+    for (const struct kvs_link *at = head->next; at != head; at = at->next) {
+        const struct kvs_load *other = KVS_ENTRY(at, struct kvs_load, link);
+        if (other != load && other->state == KVS_LOAD_RUNNING &&
+            other->held_bytes < other->reserved_bytes) {
+            bytes += other->reserved_bytes - other->held_bytes;
+        }
+    }
+    return bytes;
+}
+
+static int room_for(const struct kvs_load *load, uint64_t bytes)
+{
+    if (load->held_bytes + bytes <= load->reserved_bytes) {
+        return 1;
+    }
+    return kvs_pool_room_locked(load->store) >= promised_to_others(load) + bytes;
+}
+
+static int covers(const struct kvs_region *region, uint32_t first, uint32_t count)
+{
+    return region && region->state != KVS_REGION_BAD && region->state != KVS_REGION_STAGING &&
+           region->first <= first && first + count <= (uint32_t)region->first + region->count;
+}
+
+static int waiter_add(struct kvs_region *region, struct kvs_load *load, uint32_t layer,
+                      uint32_t span)
+{
+    struct kvs_waiter *waiter = malloc(sizeof(*waiter));
+    if (!waiter) {
+        return -EAGAIN;
+    }
+    *waiter = (struct kvs_waiter){region->waiters, load, layer, span};
+    region->waiters = waiter;
+    kvs_load_hold_locked(load);
+    load->held_bytes += region->bytes;
+    return 0;
+}
+
+/* In the pool already: a view at once, or a copy by the I/O thread. */
+static int take_from_ram(struct kvs_load *load, uint32_t layer, uint32_t span,
+                         struct kvs_region *region)
+{
+    struct kvs_store *store = load->store;
+    uint64_t cells = load->spans[span].count;
+    if (!load->into.targets) {
+        if (!room_for(load, region->bytes)) {
+            return -EAGAIN;
+        }
+        kvs_region_hold_locked(store, region);
+        load->runs[(size_t)layer * load->span_count + span].region = region;
+        load->held_bytes += region->bytes;
+        load->stats.ram_bytes += cells * region->cell_bytes;
+        kvs_load_span_done_locked(load, layer, span);
+        return 0;
+    }
+    struct kvs_transfer *copy = calloc(1, sizeof(*copy));
+    if (!copy || waiter_add(region, load, layer, span) < 0) {
+        free(copy);
+        return -EAGAIN;
+    }
+    kvs_region_hold_locked(store, region);
+    copy->kind = KVS_TRANSFER_REGION;
+    copy->region = region;
+    struct kvs_root *root = &store->roots[load->spans[span].root];
+    copy->next = root->delivers;
+    root->delivers = copy;
+    load->stats.ram_bytes += cells * region->cell_bytes;
+    return 0;
+}
+
+/* A new region that takes the layer's place in the RAM tier, if the old one there lets it. */
+static void attach(struct kvs_store *store, struct kvs_region *region, struct kvs_extent *extent)
+{
+    if (!extent->regions) {
+        extent->regions = calloc(extent->ns->layer_count, sizeof(*extent->regions));
+    }
+    if (!extent->regions || extent->state != KVS_EXTENT_LIVE) {
+        return;
+    }
+    struct kvs_region *old = extent->regions[region->layer];
+    if (old && old->state == KVS_REGION_READING) {
+        return;
+    }
+    if (old) {
+        kvs_region_detach_locked(store, old);
+    }
+    kvs_region_attach_locked(region, extent);
+}
+
+static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_number,
+                          uint32_t count)
+{
+    struct kvs_store *store = load->store;
+    struct kvs_load_span *span = &load->spans[span_number];
+    uint64_t cell = load->ns->cell_bytes[layer];
+    uint64_t start = span->file->region_offsets[layer] + span->position * cell;
+    uint64_t first = start / ALIGN * ALIGN;
+    uint64_t bytes = (start + count * cell + ALIGN - 1) / ALIGN * ALIGN - first;
+    if (!room_for(load, bytes)) {
+        return -EAGAIN;
+    }
+    struct kvs_region *region = kvs_region_open_locked(store, bytes);
+    if (!region) {
+        return -EAGAIN;
+    }
+    region->cells = region->memory + (start - first);
+    region->layer = layer;
+    region->cell_bytes = (uint32_t)cell;
+    region->first = span->position;
+    region->count = (uint8_t)count;
+    region->state = KVS_REGION_READING;
+    struct kvs_transfer *read =
+        transfer_new(KVS_TRANSFER_REGION, span->file, first, region->memory, bytes);
+    if (!read || waiter_add(region, load, layer, span_number) < 0) {
+        if (read) {
+            kvs_file_drop_locked(store, read->file);
+            free(read);
+        }
+        region->state = KVS_REGION_BAD;
+        kvs_region_drop_locked(store, region);
+        return -EAGAIN;
+    }
+    read->region = region; /* with the reference that open gave */
+    attach(store, region, span->extent);
+    kvs_transfer_queue_locked(&store->roots[span->root], read);
+    load->stats.disk_bytes += count * cell;
+    return 0;
+}
+
+/* Cells of the span that are still worth reading: those before the first known bad block. */
+static uint32_t wanted_cells(const struct kvs_load *load, uint32_t layer,
+                             const struct kvs_load_span *span)
+{
+    uint64_t local = span->first_block - load->first, good = load->layers[layer].good;
+    if (span->failed || local >= good) {
+        return 0;
+    }
+    return good - local < span->count ? (uint32_t)(good - local) : span->count;
+}
+
+int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span_number)
+{
+    struct kvs_load_span *span = &load->spans[span_number];
+    struct kvs_extent *extent = span->extent;
+    uint32_t count = wanted_cells(load, layer, span);
+    struct kvs_region *region = extent->regions ? extent->regions[layer] : NULL;
+    int reread = load->runs[(size_t)layer * load->span_count + span_number].reread;
+    if (count == 0) {
+        kvs_load_span_done_locked(load, layer, span_number);
+        return 0;
+    }
+    if (!reread && covers(region, span->position, count)) {
+        if (region->state == KVS_REGION_READY) {
+            return take_from_ram(load, layer, span_number, region);
+        }
+        load->stats.ram_bytes += (uint64_t)count * region->cell_bytes;
+        return waiter_add(region, load, layer, span_number);
+    }
+    return read_into_pool(load, layer, span_number, count);
+}
+
+/* ---- straight into caller memory ---- */
+
+static int direct_possible(const struct kvs_load *load, uint32_t layer)
+{
+    const struct kvs_namespace *ns = load->ns;
+    return load->into.targets && ns->part_counts[layer] == 1 &&
+           load->into.page_tokens % ns->block_tokens == 0 &&
+           load->into.targets[ns->part_first[layer]].base;
+}
+
+/* The next run of the span, from cell `at` on, whose blocks follow each other in caller memory.
+ * Returns its length; 0 when the block is not wanted. */
+static uint32_t direct_run(const struct kvs_load *load, uint32_t layer, uint64_t local,
+                           uint32_t count, uint8_t **memory)
+{
+    uint64_t cell = load->ns->cell_bytes[layer];
+    int wanted;
+    *memory = kvs_into_block(load, layer, local, &wanted);
+    if (!wanted) {
+        return 0;
+    }
+    uint32_t length = 1;
+    while (length < count && length * cell < KVS_PIECE_BYTES) {
+        uint8_t *next = kvs_into_block(load, layer, local + length, &wanted);
+        if (!wanted || next != *memory + length * cell) {
+            break;
+        }
+        length++;
+    }
+    return length;
+}
+
+static int direct_aligned(const struct kvs_load *load, uint32_t layer,
+                          const struct kvs_load_span *span, uint32_t count)
+{
+    uint64_t cell = load->ns->cell_bytes[layer];
+    uint64_t local = span->first_block - load->first;
+    for (uint32_t at = 0; at < count;) {
+        uint8_t *memory;
+        uint32_t length = direct_run(load, layer, local + at, count - at, &memory);
+        uint64_t offset = span->file->region_offsets[layer] + (span->position + at) * cell;
+        if (length && ((offset | length * cell | (uintptr_t)memory) & (ALIGN - 1))) {
+            return 0;
+        }
+        at += length ? length : 1;
+    }
+    return 1;
+}
+
+static int direct_add(struct kvs_load *load, uint32_t layer, uint32_t span_number, uint32_t at,
+                      uint32_t length, uint8_t *memory)
+{
+    struct kvs_load_span *span = &load->spans[span_number];
+    uint64_t cell = load->ns->cell_bytes[layer];
+    uint64_t offset = span->file->region_offsets[layer] + (span->position + at) * cell;
+    struct kvs_transfer *read =
+        transfer_new(KVS_TRANSFER_DIRECT, span->file, offset, memory, length * cell);
+    if (!read) {
+        return -ENOMEM;
+    }
+    read->load = load;
+    read->layer = layer;
+    read->span = span_number;
+    read->position = (uint8_t)(span->position + at);
+    read->count = (uint8_t)length;
+    kvs_load_hold_locked(load);
+    load->memory_users++;
+    load->runs[(size_t)layer * load->span_count + span_number].direct_pending++;
+    load->stats.disk_bytes += length * cell;
+    load->stats.direct_bytes += length * cell;
+    kvs_transfer_queue_locked(&load->store->roots[span->root], read);
+    return 0;
+}
+
+int kvs_plan_direct_locked(struct kvs_load *load, uint32_t layer, uint32_t span_number)
+{
+    struct kvs_load_span *span = &load->spans[span_number];
+    struct kvs_extent *extent = span->extent;
+    uint32_t count = wanted_cells(load, layer, span);
+    if (count == 0 || !direct_possible(load, layer) ||
+        covers(extent->regions ? extent->regions[layer] : NULL, span->position, count) ||
+        !direct_aligned(load, layer, span, count)) {
+        return -ENOTSUP;
+    }
+    uint64_t local = span->first_block - load->first;
+    struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + span_number];
+    for (uint32_t at = 0; at < count;) {
+        uint8_t *memory;
+        uint32_t length = direct_run(load, layer, local + at, count - at, &memory);
+        if (length && direct_add(load, layer, span_number, at, length, memory) < 0) {
+            kvs_load_cut_locked(load, layer, span->first_block + at, KVS_REASON_POOL);
+            break;
+        }
+        at += length ? length : 1;
+    }
+    if (run->direct_pending == 0) {
+        kvs_load_span_done_locked(load, layer, span_number); /* no block of it was wanted */
+    }
+    return 0;
+}
+
+/* ---- the order ---- */
+
+/* The span's open file with the very keys that were asked for. 1: yes; 0: not yet, or failed. */
+static int span_attach(struct kvs_load *load, struct kvs_load_span *span)
+{
+    struct kvs_extent *extent = span->extent;
+    enum kvs_reason reason = extent->open_reason;
+    if (span->file || span->failed) {
+        return 1;
+    }
+    if (extent->file) {
+        const struct kvs_file *file = extent->file;
+        const struct kvs_key *keys = &load->lease->keys[span->first_block];
+        if (memcmp(&file->keys[span->position], keys, span->count * sizeof(*keys)) == 0) {
+            span->file = kvs_file_hold_locked(load->store, extent);
+            return 1;
+        }
+        reason = KVS_REASON_FOREIGN; /* two keys with one tag */
+    } else if (extent->opening || (!reason && extent->state == KVS_EXTENT_LIVE)) {
+        kvs_file_want_locked(load->store, extent);
+        return 0;
+    }
+    span->failed = 1;
+    kvs_load_cut_locked(load, 0, span->first_block, reason ? reason : KVS_REASON_EVICTED);
+    return 1;
+}
+
+/* Plans one span of the load on this root. 1: did; 0: nothing can be done now. */
+static int plan_one(struct kvs_root *root, struct kvs_load *load)
+{
+    uint32_t layer = load->front_layer[root->number];
+    int waiting = 0;
+    for (uint32_t i = load->span_hint[root->number]; i < load->span_count; i++) {
+        struct kvs_load_span *span = &load->spans[i];
+        if (span->root != root->number || span->next_layer != layer) {
+            continue;
+        }
+        if (!span_attach(load, span)) {
+            waiting = 1;
+            continue;
+        }
+        int error = load->ns->cell_bytes[layer] == 0 ? 0 : kvs_plan_direct_locked(load, layer, i);
+        if (load->ns->cell_bytes[layer] == 0) {
+            kvs_load_span_done_locked(load, layer, i);
+        } else if (error == -ENOTSUP) {
+            error = kvs_plan_region_locked(load, layer, i);
+        }
+        if (error) {
+            load->span_hint[root->number] = waiting ? 0 : i;
+            return 0;
+        }
+        span->next_layer++;
+        load->span_hint[root->number] = waiting ? 0 : i + 1;
+        return 1;
+    }
+    load->span_hint[root->number] = 0;
+    if (!waiting && layer < load->ns->layer_count) {
+        load->front_layer[root->number]++;
+        return 1;
+    }
+    return 0;
+}
+
+/* The load that is furthest behind, among those not tried in this round. */
+static struct kvs_load *next_load(struct kvs_root *root, uint64_t round)
+{
+    struct kvs_load *best = NULL;
+    struct kvs_link *head = &root->store->loads;
+    for (struct kvs_link *at = head->next; at != head; at = at->next) {
+        struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
+        uint32_t layer = load->front_layer[root->number];
+        if (load->state == KVS_LOAD_RUNNING && load->tried_round[root->number] != round &&
+            layer < load->ns->layer_count &&
+            (!best || layer < best->front_layer[root->number])) {
+            best = load;
+        }
+    }
+    return best;
+}
+
+void kvs_plan_reads_locked(struct kvs_root *root, uint64_t bytes)
+{
+    struct kvs_load *load;
+    uint64_t round = ++root->plan_round;
+    while (root->read_bytes_queued < bytes && (load = next_load(root, round)) != NULL) {
+        kvs_load_hold_locked(load);
+        if (!plan_one(root, load)) {
+            load->tried_round[root->number] = round;
+        }
+        kvs_load_drop_locked(load);
+    }
+}

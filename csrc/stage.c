@@ -1,0 +1,284 @@
+/*
+ * stage.c: from the caller's tensors to whole regions in the pool: the copier thread gathers the
+ * parts of each cell, takes its checksum, and sends a layer's region to the disk when it is whole.
+ *
+ * The copier is one thread per store, so that neither the event loop nor a prefill copies. It may
+ * wait for room; it never waits without something in flight that will give room, else it drops.
+ *
+ * Invariants:
+ *   1. A cell is staged at most once; have[] says which are.
+ *   2. staging_bytes counts regions that are STAGING; they hold at most half of the pool.
+ *   3. Sources are not touched after the put's ticket is finished.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "store.h"
+#include "xxh3.h"
+
+enum { ROOM_WAIT_MS = 20, ROOM_WAITS_MAX = 250 };
+
+static uint64_t region_bytes(const struct kvs_writer *writer, uint32_t layer, uint64_t blocks)
+{
+    uint64_t bytes = blocks * writer->ns->cell_bytes[layer];
+    return (bytes + KVS_ARENA_UNIT_BYTES - 1) / KVS_ARENA_UNIT_BYTES * KVS_ARENA_UNIT_BYTES;
+}
+
+static struct kvs_region *stage_open_locked(struct kvs_writer *writer,
+                                            struct kvs_writer_extent *made, uint32_t layer)
+{
+    struct kvs_store *store = writer->store;
+    uint64_t bytes = region_bytes(writer, layer, made->count_max);
+    if (store->staging_bytes + bytes > kvs_arena_bytes(store->arena) / 2) {
+        return NULL;
+    }
+    struct kvs_region *region = kvs_region_open_locked(store, bytes);
+    if (region) {
+        region->layer = layer;
+        region->cell_bytes = writer->ns->cell_bytes[layer];
+        region->count = (uint8_t)made->count_max;
+        region->state = KVS_REGION_STAGING;
+        kvs_region_attach_locked(region, made->extent);
+        store->staging_bytes += region->bytes;
+    }
+    return region;
+}
+
+/* Room comes when writes finish or loads release; with neither under way there is no hope. */
+static int wait_for_room_locked(struct kvs_store *store, unsigned *waits)
+{
+    if ((store->writes_in_flight == 0 && kvs_list_empty(&store->loads)) ||
+        ++*waits > ROOM_WAITS_MAX) {
+        return 0;
+    }
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += ROOM_WAIT_MS * 1000000l;
+    until.tv_sec += until.tv_nsec / KVS_NS_PER_S;
+    until.tv_nsec %= KVS_NS_PER_S;
+    pthread_cond_timedwait(&store->changed, &store->lock, &until);
+    return 1;
+}
+
+/* The layer's staging region, waiting for room if need be; NULL: dropped. */
+static struct kvs_region *stage_region_locked(struct kvs_writer *writer,
+                                              struct kvs_writer_extent *made, uint32_t layer)
+{
+    unsigned waits = 0;
+    while (made->state != KVS_MADE_DROPPED && writer->state != KVS_WRITER_DONE) {
+        struct kvs_region *region = made->extent->regions[layer];
+        if (region) {
+            return region->state == KVS_REGION_STAGING ? region : NULL;
+        }
+        region = stage_open_locked(writer, made, layer);
+        if (region) {
+            return region;
+        }
+        if (!wait_for_room_locked(writer->store, &waits)) {
+            kvs_made_drop_locked(writer, made);
+        }
+    }
+    return NULL;
+}
+
+static void gather(const struct kvs_namespace *ns, const struct kvs_put *put, uint64_t index,
+                   uint8_t *cell)
+{
+    const uint32_t *bytes = &ns->part_bytes[ns->part_first[put->layer]];
+    for (uint32_t part = 0; part < ns->part_counts[put->layer]; part++) {
+        const struct kvs_source *source = &put->sources[part];
+        memcpy(cell, (const uint8_t *)source->base + index * source->block_stride, bytes[part]);
+        cell += bytes[part];
+    }
+}
+
+/* Blocks [first, end) of the put, all in `made`. Returns the cells dropped. */
+static uint64_t stage_run(struct kvs_put *put, struct kvs_writer_extent *made, uint64_t first,
+                          uint64_t end)
+{
+    struct kvs_writer *writer = put->writer;
+    struct kvs_store *store = writer->store;
+    uint32_t layer = put->layer, cell_bytes = writer->ns->cell_bytes[layer];
+    uint32_t added = 0;
+    kvs_lock(store);
+    struct kvs_region *region = stage_region_locked(writer, made, layer);
+    if (!region) {
+        kvs_unlock(store);
+        return end - first;
+    }
+    kvs_region_hold_locked(store, region);
+    if (made->fixed) {
+        kvs_made_create_locked(writer, made);
+    }
+    kvs_unlock(store);
+    for (uint64_t block = first; block < end; block++) {
+        size_t position = (size_t)(block - made->first);
+        size_t slot = (size_t)layer * made->count_max + position;
+        if (!made->have[slot]) { /* written by this thread only */
+            uint8_t *cell = region->cells + position * cell_bytes;
+            gather(writer->ns, put, block - put->first, cell);
+            made->checksums[slot] = kvs_xxh3(cell, cell_bytes);
+            made->have[slot] = 1;
+            added++;
+        }
+    }
+    kvs_lock(store);
+    kvs_region_drop_locked(store, region);
+    if (made->state == KVS_MADE_DROPPED) {
+        added = 0;
+    }
+    made->layer_have[layer] += added;
+    made->cells_missing -= added;
+    store->stats.puts_bytes += (uint64_t)added * cell_bytes;
+    kvs_made_send_locked(writer, made);
+    int dropped = made->state == KVS_MADE_DROPPED;
+    kvs_unlock(store);
+    return dropped ? end - first : 0;
+}
+
+/* The extents to be made that a put touches; blocks between them are resident already. Holding the
+ * writer keeps the list's entries alive; the list itself may grow, so it is read under the lock. */
+static uint64_t put_run(struct kvs_put *put)
+{
+    struct kvs_writer *writer = put->writer;
+    struct kvs_store *store = writer->store;
+    uint64_t dropped = 0, end = put->first + put->count;
+    kvs_lock(store);
+    for (uint32_t i = 0; i < writer->made_count; i++) {
+        struct kvs_writer_extent *made = writer->made[i];
+        uint64_t from = made->first > put->first ? made->first : put->first;
+        uint64_t until = made->first + made->count < end ? made->first + made->count : end;
+        if (from < until && writer->ns->cell_bytes[put->layer] > 0) {
+            kvs_unlock(store);
+            dropped += stage_run(put, made, from, until);
+            kvs_lock(store);
+        }
+    }
+    kvs_unlock(store);
+    return dropped;
+}
+
+void *kvs_copier_thread(void *argument)
+{
+    struct kvs_store *store = argument;
+    kvs_lock(store);
+    for (;;) {
+        struct kvs_put *put = store->puts;
+        if (!put && store->closing > 1) {
+            break;
+        }
+        if (!put) {
+            pthread_cond_wait(&store->put_ready, &store->lock);
+            continue;
+        }
+        store->puts = put->next;
+        if (!store->puts) {
+            store->puts_tail = &store->puts;
+        }
+        kvs_unlock(store);
+        uint64_t dropped = put_run(put);
+        kvs_lock(store);
+        put->writer->puts_pending--;
+        kvs_ticket_finish_locked(put->ticket, (int64_t)dropped);
+        kvs_ticket_drop_locked(put->ticket);
+        kvs_writer_progress_locked(put->writer);
+        kvs_writer_drop_locked(put->writer);
+        free(put);
+    }
+    kvs_unlock(store);
+    return NULL;
+}
+
+/* ---- sending whole layers ---- */
+
+static void send_layer_locked(struct kvs_writer *writer, struct kvs_writer_extent *made,
+                              uint32_t layer)
+{
+    struct kvs_store *store = writer->store;
+    struct kvs_region *region = made->extent->regions[layer];
+    struct kvs_transfer *write = calloc(1, sizeof(*write));
+    if (!write) {
+        kvs_made_drop_locked(writer, made);
+        return;
+    }
+    uint64_t cells = (uint64_t)made->count * writer->ns->cell_bytes[layer];
+    write->kind = KVS_TRANSFER_WRITE;
+    write->fd = made->temp.fd;
+    write->file_offset = made->region_offsets[layer];
+    write->memory = region->memory;
+    write->bytes = region_bytes(writer, layer, made->count);
+    memset(region->memory + cells, 0, write->bytes - cells); /* padding on disk is zero */
+    write->region = region;
+    write->writer = writer;
+    write->made = made;
+    write->layer = layer;
+    kvs_region_hold_locked(store, region);
+    kvs_writer_hold_locked(writer);
+    made->layer_sent[layer] = 1;
+    made->writes_in_flight++;
+    store->writes_in_flight++;
+    kvs_transfer_queue_locked(&store->roots[made->root], write);
+    kvs_root_wake(&store->roots[made->root]);
+}
+
+void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+{
+    for (uint32_t i = 0; i < writer->ns->layer_count && made->state == KVS_MADE_READY; i++) {
+        if (made->layer_have[i] == made->count && !made->layer_sent[i] &&
+            writer->ns->cell_bytes[i]) {
+            send_layer_locked(writer, made, i);
+        }
+    }
+}
+
+static void staged_release_locked(struct kvs_store *store, struct kvs_region *region)
+{
+    store->staging_bytes -= region->bytes;
+    kvs_region_drop_locked(store, region); /* the reference of the staging itself */
+}
+
+/* A region reached the disk: it is a RAM hit from now on, evictable. */
+void kvs_made_written(struct kvs_transfer *write)
+{
+    struct kvs_writer *writer = write->writer;
+    struct kvs_writer_extent *made = write->made;
+    struct kvs_store *store = writer->store;
+    struct kvs_region *region = write->region;
+    kvs_lock(store);
+    made->writes_in_flight--;
+    store->writes_in_flight--;
+    if (write->error) {
+        kvs_made_drop_locked(writer, made);
+    } else {
+        writer->stats.bytes_written += (uint64_t)made->count * region->cell_bytes;
+        store->stats.written_bytes += (uint64_t)made->count * region->cell_bytes;
+    }
+    region->count = (uint8_t)made->count;
+    region->good = made->state == KVS_MADE_DROPPED ? 0 : region->count;
+    region->state = made->state == KVS_MADE_DROPPED ? KVS_REGION_BAD : KVS_REGION_READY;
+    staged_release_locked(store, region);
+    kvs_region_drop_locked(store, region);
+    if (made->state == KVS_MADE_DROPPED) {
+        kvs_made_drop_locked(writer, made); /* the last write out closes the file */
+    }
+    kvs_writer_progress_locked(writer);
+    kvs_writer_drop_locked(writer);
+    pthread_cond_broadcast(&store->changed);
+    kvs_unlock(store);
+    free(write);
+}
+
+/* Staged regions that are not on their way to the disk. */
+void kvs_stage_clear_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+{
+    for (uint32_t i = 0; i < writer->ns->layer_count; i++) {
+        struct kvs_region *region = made->extent->regions[i];
+        if (region && region->state == KVS_REGION_STAGING && !made->layer_sent[i]) {
+            region->state = KVS_REGION_BAD;
+            staged_release_locked(writer->store, region);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+/*
+ * store.c: opening and closing: memory, roots, threads, in order; and the two clocks of a store.
+ *
+ * Close, in this order: no new work (closing 1), loads end, writers end or finish their commit, I/O
+ * drains and its threads leave (closing 2), times are written, file workers run dry, engines and
+ * files are closed. The arena stays mapped until the last handle is closed: views may be looked at.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "store.h"
+
+enum { COMMIT_WAIT_S = 10 };
+
+/* ---- fork: a child has the memory but none of the threads ---- */
+
+static atomic_uint fork_generation;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void in_child(void)
+{
+    atomic_fetch_add(&fork_generation, 1);
+}
+
+static void fork_watch(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+int kvs_store_check(const struct kvs_store *store)
+{
+    if (store->fork_generation != atomic_load(&fork_generation)) {
+        return -ECHILD;
+    }
+    return atomic_load(&store->is_closing) ? -ESHUTDOWN : 0;
+}
+
+/* ---- time ---- */
+
+int64_t kvs_store_now_ns(struct kvs_store *store)
+{
+    return store->clock->boot_ns(store->clock);
+}
+
+int64_t kvs_store_now_s(struct kvs_store *store)
+{
+    return store->opened_wall_s + (kvs_store_now_ns(store) - store->opened_boot_ns) / KVS_NS_PER_S;
+}
+
+/* ---- references ---- */
+
+void kvs_store_hold(struct kvs_store *store)
+{
+    atomic_fetch_add(&store->refs, 1);
+}
+
+static void store_free(struct kvs_store *store)
+{
+    kvs_extents_free(store);
+    kvs_index_close(store->index);
+    for (uint32_t i = 0; i < store->namespace_count; i++) {
+        kvs_namespace_free(store->namespaces[i]);
+    }
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        pthread_cond_destroy(&store->roots[i].job_ready);
+    }
+    free(store->namespaces);
+    free(store->removed);
+    free(store->absent);
+    if (store->arena) {
+        kvs_arena_close(store->arena);
+    }
+    if (store->owns_fs && store->fs) {
+        kvs_fs_posix_close(store->fs);
+    }
+    pthread_cond_destroy(&store->changed);
+    pthread_cond_destroy(&store->put_ready);
+    pthread_cond_destroy(&store->keeper_wake);
+    pthread_mutex_destroy(&store->lock);
+    free(store);
+}
+
+void kvs_store_drop(struct kvs_store *store)
+{
+    if (atomic_fetch_sub(&store->refs, 1) == 1) {
+        store_free(store);
+    }
+}
+
+/* ---- open ---- */
+
+static void conditions_init(struct kvs_store *store)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&store->lock, NULL);
+    pthread_cond_init(&store->changed, &monotonic);
+    pthread_cond_init(&store->put_ready, &monotonic);
+    pthread_cond_init(&store->keeper_wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+/* Chains of short extents need hundreds of files: take what the hard limit gives, use a quarter. */
+static uint32_t file_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0) {
+        return 64;
+    }
+    if (limit.rlim_cur < limit.rlim_max) {
+        struct rlimit raised = {limit.rlim_max, limit.rlim_max};
+        if (setrlimit(RLIMIT_NOFILE, &raised) == 0) {
+            limit = raised;
+        }
+    }
+    uint64_t quarter = limit.rlim_cur / 4;
+    return quarter < 16 ? 16 : quarter > 65536 ? 65536 : (uint32_t)quarter;
+}
+
+static int options_check(const struct kvs_options *options)
+{
+    if (options->root_count == 0 || options->root_count > KVS_ROOTS_MAX ||
+        options->class_count == 0 || options->class_count > KVS_CLASSES_MAX ||
+        options->default_class >= options->class_count) {
+        return -EINVAL;
+    }
+    for (uint32_t i = 0; i < options->class_count; i++) {
+        if (options->classes[i].ttl_s <= 0) {
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
+static struct kvs_clock real_clock = KVS_CLOCK_REAL;
+
+static int store_init(struct kvs_store *store, const struct kvs_options *options)
+{
+    conditions_init(store);
+    atomic_init(&store->refs, 1);
+    store->fork_generation = atomic_load(&fork_generation);
+    store->role = options->role;
+    store->class_count = options->class_count;
+    store->default_class = options->default_class;
+    store->min_age_s = options->min_age_s < 0 ? 60 : options->min_age_s;
+    store->manual_ticks = options->manual_ticks;
+    memcpy(store->classes, options->classes, options->class_count * sizeof(store->classes[0]));
+    store->clock = options->clock ? options->clock : &real_clock;
+    store->opened_boot_ns = kvs_store_now_ns(store);
+    store->opened_wall_s = store->clock->wall_s(store->clock);
+    store->file_max = file_limit();
+    store->puts_tail = &store->puts;
+    kvs_list_init(&store->cached);
+    kvs_list_init(&store->files);
+    kvs_list_init(&store->queues);
+    kvs_list_init(&store->leases);
+    kvs_list_init(&store->loads);
+    kvs_list_init(&store->writers);
+    store->removed = calloc(KVS_REMOVED_SLOTS, sizeof(*store->removed));
+    store->absent = calloc(KVS_ABSENT_SLOTS, sizeof(*store->absent));
+    store->fs = options->fs;
+    store->owns_fs = options->fs == NULL;
+    int error = store->removed && store->absent ? 0 : -ENOMEM;
+    if (!error && store->owns_fs) {
+        error = kvs_fs_posix_open(&store->fs);
+    }
+    return error ? error : kvs_index_open(kvs_extent_tag_of, store, &store->index);
+}
+
+static int threads_start(struct kvs_store *store, const struct kvs_options *options)
+{
+    int error = 0;
+    for (uint32_t i = 0; !error && i < store->root_count; i++) {
+        error = kvs_root_start(&store->roots[i], options);
+    }
+    if (!error) {
+        error = -pthread_create(&store->copier, NULL, kvs_copier_thread, store);
+        store->copier_running = error == 0;
+    }
+    if (!error && !options->manual_ticks) {
+        error = -pthread_create(&store->keeper, NULL, kvs_keeper_thread, store);
+        store->keeper_running = error == 0;
+    }
+    return error;
+}
+
+int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *message,
+             uint32_t message_bytes)
+{
+    message[0] = 0;
+    int error = options_check(options);
+    if (error) {
+        snprintf(message, message_bytes,
+                 "bad options: 1 to %d roots, 1 to %d retention classes with a positive time to "
+                 "live, a default class among them",
+                 KVS_ROOTS_MAX, KVS_CLASSES_MAX);
+        return error;
+    }
+    pthread_once(&fork_once, fork_watch);
+    struct kvs_store *store = calloc(1, sizeof(*store));
+    if (!store) {
+        return -ENOMEM;
+    }
+    error = store_init(store, options);
+    if (!error) {
+        uint64_t pool = options->pool_bytes ? options->pool_bytes : (uint64_t)1 << 30;
+        error = kvs_arena_open(pool, &store->arena);
+        if (error) {
+            snprintf(message, message_bytes,
+                     "no memory for a pool of %llu bytes: %s; open with a smaller pool=",
+                     (unsigned long long)pool, strerror(-error));
+        }
+    }
+    for (uint32_t i = 0; !error && i < options->root_count; i++) {
+        struct kvs_root *root = &store->roots[store->root_count++];
+        root->number = i;
+        error = kvs_root_open(store, &options->roots[i], options, root, message, message_bytes);
+    }
+    if (!error) {
+        error = threads_start(store, options);
+    }
+    if (error) {
+        if (!message[0]) {
+            snprintf(message, message_bytes, "cannot open the store: %s", strerror(-error));
+        }
+        kvs_close(store);
+        return error;
+    }
+    *out = store;
+    return 0;
+}
+
+/* ---- close ---- */
+
+static void end_loads_and_writers_locked(struct kvs_store *store)
+{
+    while (!kvs_list_empty(&store->loads)) {
+        kvs_load_end_locked(KVS_ENTRY(store->loads.next, struct kvs_load, link), KVS_REASON_CLOSED);
+    }
+    for (struct kvs_link *at = store->writers.next; at != &store->writers;) {
+        struct kvs_writer *writer = KVS_ENTRY(at, struct kvs_writer, link);
+        at = at->next;
+        if (writer->state == KVS_WRITER_OPEN) {
+            kvs_writer_end_locked(writer, KVS_REASON_CLOSED);
+        }
+    }
+}
+
+/* Commits under way are finished, for a while; then they are given up like the others. */
+static void finish_commits_locked(struct kvs_store *store)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += COMMIT_WAIT_S;
+    int error = 0;
+    while (!kvs_list_empty(&store->writers) && error != ETIMEDOUT) {
+        error = pthread_cond_timedwait(&store->changed, &store->lock, &until);
+    }
+    while (!kvs_list_empty(&store->writers)) {
+        struct kvs_writer *writer = KVS_ENTRY(store->writers.next, struct kvs_writer, link);
+        if (writer->publishing) {
+            break; /* its job runs before the workers leave */
+        }
+        kvs_writer_end_locked(writer, KVS_REASON_CLOSED);
+    }
+}
+
+static void ram_drop_all_locked(struct kvs_store *store)
+{
+    while (!kvs_list_empty(&store->cached)) {
+        kvs_region_detach_locked(store, KVS_ENTRY(store->cached.prev, struct kvs_region, lru));
+    }
+    while (!kvs_list_empty(&store->files)) {
+        struct kvs_file *file = KVS_ENTRY(store->files.next, struct kvs_file, lru);
+        if (!file->extent) {
+            break; /* still in a transfer: closed when that ends */
+        }
+        kvs_list_remove(&file->lru);
+        kvs_list_add_last(&store->files, &file->lru);
+        kvs_file_release_locked(store, file->extent);
+    }
+}
+
+void kvs_close(struct kvs_store *store)
+{
+    if (store->fork_generation != atomic_load(&fork_generation)) {
+        return; /* in a child: nothing here is ours to end */
+    }
+    kvs_lock(store);
+    int first = store->closing == 0;
+    store->closing = first ? 1 : store->closing;
+    atomic_store(&store->is_closing, 1);
+    if (!first) {
+        kvs_unlock(store);
+        return;
+    }
+    end_loads_and_writers_locked(store);
+    finish_commits_locked(store);
+    store->closing = 2;
+    pthread_cond_broadcast(&store->put_ready);
+    pthread_cond_broadcast(&store->keeper_wake);
+    kvs_unlock(store);
+    if (store->copier_running) {
+        pthread_join(store->copier, NULL);
+    }
+    if (store->keeper_running) {
+        pthread_join(store->keeper, NULL);
+    }
+    kvs_times_flush_all(store);
+    kvs_lock(store);
+    ram_drop_all_locked(store);
+    kvs_unlock(store);
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        kvs_root_stop(&store->roots[i]);
+    }
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        kvs_root_close(&store->roots[i]);
+    }
+    kvs_store_drop(store);
+}

@@ -1,0 +1,406 @@
+/*
+ * writer.c: the life of a writer as its caller sees it: open, extend, put, commit, close. Staging
+ * is in stage.c, the file's birth in publish.c.
+ *
+ * A writer owns a list of extents to be made, in chain order, never across a grid cut. Blocks that
+ * are resident at open (or extend) are in none of them and their puts are ignored.
+ *
+ * Invariants:
+ *   1. Nothing is visible before commit; after close without commit nothing ever is.
+ *   2. An extent to be made has its length fixed once: at open, at the grid cut, or at commit.
+ *   3. The commit ticket is finished exactly once, also when everything was dropped.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store.h"
+
+void kvs_writer_hold_locked(struct kvs_writer *writer)
+{
+    writer->refs++;
+}
+
+static void made_free(struct kvs_writer_extent *made)
+{
+    free(made->have);
+    free(made->layer_sent);
+    free(made->layer_have);
+    free(made->checksums);
+    free(made->region_offsets);
+    free(made);
+}
+
+/* The caller holds a reference to the store of its own. */
+void kvs_writer_drop_locked(struct kvs_writer *writer)
+{
+    if (--writer->refs > 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < writer->made_count; i++) {
+        if (writer->made[i]->extent) {
+            kvs_extent_unpin_locked(writer->store, writer->made[i]->extent);
+        }
+        made_free(writer->made[i]);
+    }
+    kvs_ticket_drop_locked(writer->commit);
+    atomic_fetch_sub(&writer->store->refs, 1);
+    free(writer->made);
+    free(writer->keys);
+    free(writer->extras);
+    free(writer);
+}
+
+static int keys_append(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t count,
+                       const struct kvs_key *extras)
+{
+    struct kvs_key *grown = realloc(writer->keys, (count + 1) * sizeof(*keys));
+    if (!grown) {
+        return -ENOMEM;
+    }
+    writer->keys = grown;
+    memcpy(grown, keys, count * sizeof(*keys));
+    if (extras) {
+        grown = realloc(writer->extras, (count + 1) * sizeof(*keys));
+        if (!grown) {
+            return -ENOMEM;
+        }
+        writer->extras = grown;
+        memcpy(grown, extras, count * sizeof(*keys));
+    }
+    writer->count = count;
+    return 0;
+}
+
+static int made_new(struct kvs_writer *writer, uint64_t first, uint32_t count, uint32_t count_max,
+                    int fixed)
+{
+    struct kvs_namespace *ns = writer->ns;
+    struct kvs_writer_extent **grown =
+        realloc(writer->made, (writer->made_count + 1) * sizeof(*grown));
+    struct kvs_writer_extent *made = calloc(1, sizeof(*made));
+    if (grown) {
+        writer->made = grown;
+    }
+    if (!grown || !made) {
+        free(made);
+        return -ENOMEM;
+    }
+    size_t cells = (size_t)ns->layer_count * count_max;
+    uint8_t order[KVS_ROOTS_MAX];
+    made->have = calloc(cells, 1);
+    made->layer_sent = calloc(ns->layer_count, 1);
+    made->layer_have = calloc(ns->layer_count, sizeof(*made->layer_have));
+    made->checksums = calloc(cells, sizeof(*made->checksums));
+    made->region_offsets = calloc(ns->layer_count, sizeof(*made->region_offsets));
+    kvs_root_order(writer->store, &writer->keys[first], order);
+    made->root = order[0];
+    if (!made->have || !made->layer_sent || !made->layer_have || !made->checksums ||
+        !made->region_offsets ||
+        kvs_extent_add_locked(writer->store, ns, made->root, count_max, &made->extent) < 0) {
+        made_free(made);
+        return -ENOMEM;
+    }
+    made->extent->regions = calloc(ns->layer_count, sizeof(*made->extent->regions));
+    if (!made->extent->regions) {
+        kvs_extent_unpin_locked(writer->store, made->extent);
+        made_free(made);
+        return -ENOMEM;
+    }
+    made->first = first;
+    made->count = count;
+    made->count_max = count_max;
+    made->fixed = (uint8_t)fixed;
+    made->temp.fd = -1;
+    for (uint32_t i = 0; i < ns->layer_count; i++) {
+        made->cells_missing += ns->cell_bytes[i] ? count : 0;
+    }
+    grown[writer->made_count++] = made;
+    return 0;
+}
+
+static uint64_t grid_cut_after(const struct kvs_writer *writer, uint64_t block)
+{
+    uint64_t grid = writer->ns->extent_blocks;
+    return writer->flags & KVS_WRITER_SINGLE ? block + 1 : (block / grid + 1) * grid;
+}
+
+/* Extents for the blocks of [from, writer->count) that are not resident. */
+static int made_plan_locked(struct kvs_writer *writer, uint64_t from, int fixed)
+{
+    uint64_t at = from;
+    int error = 0;
+    while (at < writer->count && !error) {
+        uint8_t position = 0;
+        struct kvs_extent *resident = kvs_extent_lookup_locked(writer->store, writer->ns,
+                                                               &writer->keys[at], &position);
+        if (resident) {
+            /* Also an expired one: renewing costs nothing, writing it again would. */
+            kvs_extent_touch_locked(writer->store, resident, writer->class_number);
+            writer->stats.blocks_skipped++;
+            at++;
+            continue;
+        }
+        uint64_t cut = grid_cut_after(writer, at), end = cut < writer->count ? cut : writer->count;
+        uint64_t first = at;
+        do {
+            at++;
+        } while (at < end && !kvs_extent_lookup_locked(writer->store, writer->ns,
+                                                       &writer->keys[at], &position));
+        int open_end = !fixed && at == writer->count && at < cut;
+        error = made_new(writer, first, (uint32_t)(at - first),
+                         (uint32_t)(open_end ? cut - first : at - first), !open_end);
+    }
+    return error;
+}
+
+int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count,
+                    uint64_t start, int retention, uint32_t flags, const struct kvs_key *extras,
+                    struct kvs_writer **out)
+{
+    struct kvs_store *store = cache->store;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    if (start > count || count > KVS_CHAIN_BLOCKS_MAX || !cache->ns->has_layout ||
+        retention >= (int)store->class_count ||
+        ((flags & KVS_WRITER_SINGLE) && (count != 1 || start != 0))) {
+        return -EINVAL;
+    }
+    struct kvs_writer *writer = calloc(1, sizeof(*writer));
+    struct kvs_ticket *commit = writer ? kvs_ticket_open(store, 1) : NULL;
+    if (!commit) {
+        free(writer);
+        return -ENOMEM;
+    }
+    kvs_store_hold(store);
+    writer->store = store;
+    writer->ns = cache->ns;
+    writer->commit = commit;
+    writer->start = start;
+    writer->flags = flags;
+    writer->refs = 1;
+    writer->class_number = (uint8_t)(retention < 0 ? (int)store->default_class : retention);
+    kvs_lock(store);
+    error = store->closing ? -ESHUTDOWN : keys_append(writer, keys, count, extras);
+    if (!error) {
+        error = made_plan_locked(writer, start, 1);
+    }
+    if (error) {
+        kvs_writer_drop_locked(writer);
+    } else {
+        writer->refs++; /* the list's */
+        kvs_list_add_last(&store->writers, &writer->link);
+        *out = writer;
+    }
+    kvs_unlock(store);
+    return error;
+}
+
+/* The open-ended last extent takes new blocks up to its grid cut. */
+static void last_grow_locked(struct kvs_writer *writer, uint64_t *from)
+{
+    struct kvs_writer_extent *last =
+        writer->made_count ? writer->made[writer->made_count - 1] : NULL;
+    if (!last || last->fixed || last->first + last->count != *from) {
+        return;
+    }
+    while (*from < writer->count && last->count < last->count_max) {
+        last->count++;
+        ++*from;
+        for (uint32_t i = 0; i < writer->ns->layer_count; i++) {
+            last->cells_missing += writer->ns->cell_bytes[i] ? 1 : 0;
+        }
+    }
+    if (last->count == last->count_max) {
+        last->fixed = 1;
+        kvs_made_create_locked(writer, last);
+    }
+}
+
+int kvs_writer_extend(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t count,
+                      const struct kvs_key *extras)
+{
+    struct kvs_store *store = writer->store;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    kvs_lock(store);
+    uint64_t from = writer->count;
+    if (writer->state != KVS_WRITER_OPEN) {
+        error = -EBUSY;
+    } else if (count < from || count > KVS_CHAIN_BLOCKS_MAX || writer->flags ||
+               memcmp(keys, writer->keys, from * sizeof(*keys)) != 0) {
+        error = -EINVAL;
+    } else {
+        error = keys_append(writer, keys, count, extras);
+    }
+    if (!error) {
+        last_grow_locked(writer, &from);
+        error = made_plan_locked(writer, from, 0);
+    }
+    kvs_unlock(store);
+    return error;
+}
+
+int kvs_writer_put(struct kvs_writer *writer, uint32_t layer, uint64_t first, uint64_t count,
+                   const struct kvs_source *sources, struct kvs_ticket **out)
+{
+    struct kvs_store *store = writer->store;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    struct kvs_put *put = calloc(1, sizeof(*put));
+    struct kvs_ticket *ticket = put ? kvs_ticket_open(store, 2) : NULL;
+    if (!ticket) {
+        free(put);
+        return -ENOMEM;
+    }
+    kvs_lock(store);
+    if (store->closing || writer->state != KVS_WRITER_OPEN) {
+        error = store->closing ? -ESHUTDOWN : -EBUSY;
+    } else if (layer >= writer->ns->layer_count || first < writer->start ||
+               first + count > writer->count) {
+        error = -EINVAL;
+    } else {
+        put->writer = writer;
+        put->ticket = ticket;
+        put->layer = layer;
+        put->first = first;
+        put->count = count;
+        memcpy(put->sources, sources, writer->ns->part_counts[layer] * sizeof(*sources));
+        writer->puts_pending++;
+        kvs_writer_hold_locked(writer);
+        *store->puts_tail = put;
+        store->puts_tail = &put->next;
+        pthread_cond_signal(&store->put_ready);
+        *out = ticket;
+    }
+    if (error) {
+        kvs_ticket_drop_locked(ticket);
+        kvs_ticket_drop_locked(ticket);
+        free(put);
+    }
+    kvs_unlock(store);
+    return error;
+}
+
+/* ---- the end ---- */
+
+static int made_complete(const struct kvs_writer_extent *made)
+{
+    return made->state != KVS_MADE_DROPPED && made->cells_missing == 0;
+}
+
+static int made_settled(const struct kvs_writer *writer, const struct kvs_writer_extent *made)
+{
+    if (made->state != KVS_MADE_READY || made->writes_in_flight > 0) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < writer->ns->layer_count; i++) {
+        if (writer->ns->cell_bytes[i] && !made->layer_sent[i]) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+void kvs_writer_progress_locked(struct kvs_writer *writer)
+{
+    int lacking = 0;
+    if (writer->state != KVS_WRITER_COMMITTING || writer->puts_pending > 0 || writer->publishing) {
+        return;
+    }
+    for (uint32_t i = 0; i < writer->made_count; i++) {
+        struct kvs_writer_extent *made = writer->made[i];
+        lacking = lacking || !made_complete(made);
+        if (lacking) {
+            kvs_made_drop_locked(writer, made);
+        } else if (!made_settled(writer, made)) {
+            return;
+        }
+    }
+    writer->publishing = 1;
+    kvs_writer_hold_locked(writer);
+    if (kvs_job_add_locked(&writer->store->roots[0], kvs_publish_job, writer, 1) < 0) {
+        kvs_writer_end_locked(writer, KVS_REASON_IO_ERROR);
+        kvs_writer_drop_locked(writer);
+    }
+}
+
+int kvs_writer_commit(struct kvs_writer *writer, struct kvs_ticket **out)
+{
+    struct kvs_store *store = writer->store;
+    int error = kvs_store_check(store);
+    if (error) {
+        return error;
+    }
+    kvs_store_hold(store);
+    kvs_lock(store);
+    if (writer->state == KVS_WRITER_OPEN && !store->closing) {
+        struct kvs_writer_extent *last =
+            writer->made_count ? writer->made[writer->made_count - 1] : NULL;
+        writer->state = KVS_WRITER_COMMITTING;
+        if (last && !last->fixed) {
+            last->fixed = 1;
+            kvs_made_create_locked(writer, last);
+        }
+        *out = kvs_ticket_hold_locked(writer->commit);
+        kvs_writer_progress_locked(writer);
+    } else if (writer->state == KVS_WRITER_OPEN) {
+        error = -ESHUTDOWN;
+    } else {
+        *out = kvs_ticket_hold_locked(writer->commit);
+    }
+    kvs_unlock(store);
+    kvs_store_drop(store);
+    return error;
+}
+
+void kvs_writer_end_locked(struct kvs_writer *writer, enum kvs_reason reason)
+{
+    (void)reason;
+    if (writer->state == KVS_WRITER_DONE) {
+        return;
+    }
+    struct kvs_store *store = writer->store;
+    uint64_t end = writer->start;
+    writer->state = KVS_WRITER_DONE;
+    for (uint32_t i = 0; i < writer->made_count; i++) {
+        if (writer->made[i]->state != KVS_MADE_PUBLISHED) {
+            kvs_made_drop_locked(writer, writer->made[i]);
+        }
+    }
+    enum kvs_reason why;
+    uint64_t resident = kvs_match_locked(store, writer->ns, writer->keys, writer->count, &why);
+    if (writer->flags & KVS_WRITER_SINGLE || resident >= writer->start) {
+        end = resident;
+    }
+    kvs_ticket_finish_locked(writer->commit, (int64_t)(end - writer->start));
+    kvs_list_remove(&writer->link);
+    kvs_writer_drop_locked(writer);
+}
+
+void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out)
+{
+    kvs_lock(writer->store);
+    *out = writer->stats;
+    kvs_unlock(writer->store);
+}
+
+void kvs_writer_close(struct kvs_writer *writer)
+{
+    struct kvs_store *store = writer->store;
+    kvs_store_hold(store);
+    kvs_lock(store);
+    if (writer->state == KVS_WRITER_OPEN) {
+        kvs_writer_end_locked(writer, KVS_REASON_CANCELLED);
+    }
+    kvs_writer_drop_locked(writer);
+    kvs_unlock(store);
+    kvs_store_drop(store);
+}

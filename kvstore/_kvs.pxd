@@ -1,0 +1,377 @@
+# The binding's view of the core: kvs.h and what it includes, in the order of the headers, nothing
+# else. The last part mirrors csrc/testing/ (fault engine, fault file system, virtual clock).
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from "keys.h" nogil:
+    struct kvs_key:
+        uint8_t bytes[32]
+
+    struct kvs_extra:
+        const uint8_t *tag
+        uint32_t tag_bytes
+        uint32_t value_bytes
+        const uint8_t *value
+        uint64_t token_offset
+
+    int kvs_keys_chain(const int32_t *tokens, uint64_t token_count, uint32_t block_tokens,
+                       const uint8_t *salt, uint32_t salt_bytes, const kvs_extra *extras,
+                       uint32_t extra_count, kvs_key *keys_out)
+    int kvs_keys_wrap(const uint8_t *foreign, uint64_t key_count, uint32_t key_bytes,
+                      const uint8_t *salt, uint32_t salt_bytes, kvs_key *keys_out)
+
+cdef extern from "xxh3.h" nogil:
+    uint64_t kvs_xxh3(const void *data, size_t bytes)
+
+cdef extern from "arena.h" nogil:
+    enum kvs_page_kind:
+        KVS_PAGES_SMALL, KVS_PAGES_TRANSPARENT_HUGE, KVS_PAGES_HUGETLB
+
+    int kvs_huge_alloc(uint64_t bytes, void **out, kvs_page_kind *kind)
+    void kvs_huge_free(void *address, uint64_t bytes)
+
+cdef extern from "clock.h" nogil:
+    struct kvs_clock:
+        pass
+
+cdef extern from "fs.h" nogil:
+    struct kvs_fs:
+        pass
+
+    enum kvs_fs_lost:
+        KVS_FS_LOST_DIRECT, KVS_FS_LOST_NOATIME, KVS_FS_LOST_TMPFILE, KVS_FS_LOST_ALLOCATE
+
+    int kvs_fs_posix_open(kvs_fs **out)
+    void kvs_fs_posix_close(kvs_fs *fs)
+
+cdef extern from "io.h" nogil:
+    enum kvs_io_kind:
+        KVS_IO_READ, KVS_IO_WRITE
+
+    struct kvs_io_engine:
+        pass
+
+    const char *kvs_io_uring_kind()
+
+cdef extern from "kvs.h" nogil:
+    enum:
+        KVS_ROOTS_MAX
+        KVS_CLASSES_MAX
+        KVS_CLASS_NAME_BYTES
+
+    enum kvs_reason:
+        KVS_REASON_NONE
+        KVS_REASON_COUNT
+
+    const char *kvs_reason_name(kvs_reason reason)
+
+    enum kvs_role:
+        KVS_ROLE_OWNER, KVS_ROLE_PEER, KVS_ROLE_AUTO
+
+    enum kvs_engine_choice:
+        KVS_ENGINE_AUTO, KVS_ENGINE_URING, KVS_ENGINE_URING_PLAIN, KVS_ENGINE_THREADS
+
+    struct kvs_class:
+        char name[16]
+        int64_t ttl_s
+
+    struct kvs_root_options:
+        const char *path
+        uint64_t capacity_bytes
+        kvs_io_engine *engine
+
+    struct kvs_options:
+        const kvs_root_options *roots
+        uint32_t root_count
+        uint32_t class_count
+        const kvs_class *classes
+        uint32_t default_class
+        kvs_role role
+        kvs_engine_choice engine
+        uint32_t io_depth
+        uint64_t io_bytes_in_flight
+        uint64_t pool_bytes
+        uint64_t reserve_bytes
+        int64_t min_age_s
+        uint32_t manual_ticks
+        kvs_fs *fs
+        kvs_clock *clock
+
+    struct kvs_store:
+        pass
+
+    int kvs_open(const kvs_options *options, kvs_store **out, char *message,
+                 uint32_t message_bytes)
+    void kvs_close(kvs_store *store)
+    int kvs_tick(kvs_store *store)
+    int kvs_drop_ram(kvs_store *store)
+
+    struct kvs_ticket:
+        pass
+    struct kvs_queue:
+        pass
+
+    int kvs_ticket_wait(kvs_ticket *ticket, int64_t timeout_ns)
+    int kvs_ticket_done(kvs_ticket *ticket, int64_t *result)
+    void kvs_ticket_send(kvs_ticket *ticket, kvs_queue *queue, uint64_t token)
+    void kvs_ticket_close(kvs_ticket *ticket)
+
+    int kvs_queue_open(kvs_store *store, kvs_queue **out)
+    int kvs_queue_fd(const kvs_queue *queue)
+    uint32_t kvs_queue_take(kvs_queue *queue, uint64_t *tokens, uint32_t max)
+    void kvs_queue_close(kvs_queue *queue)
+
+    struct kvs_layout:
+        uint8_t fingerprint[32]
+        uint32_t layer_count
+        uint32_t block_tokens
+        uint32_t extent_blocks
+        const uint32_t *part_counts
+        const uint32_t *part_bytes
+        const char *description
+
+    struct kvs_cache:
+        pass
+
+    int kvs_cache_open(kvs_store *store, const kvs_layout *layout, kvs_cache **out)
+    void kvs_cache_close(kvs_cache *cache)
+
+    struct kvs_match_answer "kvs_match":
+        uint64_t blocks
+        kvs_reason reason
+
+    int kvs_match(kvs_cache *cache, const kvs_key *keys, uint64_t count, kvs_match_answer *out)
+    int kvs_find(kvs_cache *cache, const kvs_key *keys, uint64_t count, kvs_ticket **out)
+    int kvs_contains(kvs_cache *cache, const kvs_key *key)
+    int kvs_delete(kvs_cache *cache, const kvs_key *key, kvs_ticket **out)
+
+    struct kvs_lease:
+        pass
+
+    int kvs_lease_open(kvs_cache *cache, const kvs_key *keys, uint64_t first, uint64_t end,
+                       const char *owner, int retention, int64_t timeout_ns, kvs_lease **out)
+    void kvs_lease_release(kvs_lease *lease)
+    int kvs_lease_alive(kvs_lease *lease)
+
+    struct kvs_target:
+        void *base
+        uint64_t page_stride
+
+    struct kvs_into:
+        const kvs_target *targets
+        uint32_t page_tokens
+        const int32_t *table
+        uint64_t table_entries
+
+    enum kvs_load_flags:
+        KVS_LOAD_BLOCK, KVS_LOAD_PREFETCH
+
+    struct kvs_load:
+        pass
+
+    int kvs_load_open(kvs_lease *lease, const kvs_into *into, uint32_t flags,
+                      int64_t deadline_ns, uint64_t *needed_bytes, kvs_load **out)
+    kvs_ticket *kvs_load_layer_ticket(kvs_load *load, uint32_t layer)
+    kvs_ticket *kvs_load_drained(kvs_load *load)
+
+    struct kvs_layer:
+        uint64_t blocks
+        kvs_reason reason
+        uint32_t span_count
+        int64_t ready_ns
+
+    struct kvs_span:
+        const void *cells
+        uint64_t first_block
+        uint64_t block_count
+
+    int kvs_load_layer(kvs_load *load, uint32_t layer, kvs_layer *out)
+    int kvs_load_span(kvs_load *load, uint32_t layer, uint32_t index, kvs_span *out)
+    void kvs_load_release(kvs_load *load, uint32_t layer)
+    int kvs_load_block(kvs_load *load, const void **data, uint64_t *bytes)
+    void kvs_load_cancel(kvs_load *load)
+
+    struct kvs_load_stats_struct "kvs_load_stats":
+        uint64_t reads
+        uint64_t disk_bytes
+        uint64_t ram_bytes
+        uint64_t direct_bytes
+        uint64_t bounced_bytes
+        uint64_t failed_blocks
+        int64_t opened_ns
+        int64_t finished_ns
+
+    void kvs_load_stats(kvs_load *load, kvs_load_stats_struct *out)
+    void kvs_load_close(kvs_load *load)
+
+    struct kvs_source:
+        const void *base
+        uint64_t block_stride
+
+    enum kvs_writer_flags:
+        KVS_WRITER_SINGLE
+
+    struct kvs_writer:
+        pass
+
+    int kvs_writer_open(kvs_cache *cache, const kvs_key *keys, uint64_t count, uint64_t start,
+                        int retention, uint32_t flags, const kvs_key *extras, kvs_writer **out)
+    int kvs_writer_extend(kvs_writer *writer, const kvs_key *keys, uint64_t count,
+                          const kvs_key *extras)
+    int kvs_writer_put(kvs_writer *writer, uint32_t layer, uint64_t first, uint64_t count,
+                       const kvs_source *sources, kvs_ticket **out)
+    int kvs_writer_commit(kvs_writer *writer, kvs_ticket **out)
+
+    struct kvs_writer_stats_struct "kvs_writer_stats":
+        uint64_t bytes_submitted
+        uint64_t bytes_written
+        uint64_t blocks_skipped
+        uint64_t blocks_dropped
+        uint64_t extents
+
+    void kvs_writer_stats(kvs_writer *writer, kvs_writer_stats_struct *out)
+    void kvs_writer_close(kvs_writer *writer)
+
+    int kvs_flush(kvs_store *store, kvs_ticket **out)
+
+    struct kvs_stats_struct "kvs_stats":
+        uint64_t lookups, hit_blocks, missed_blocks
+        uint64_t loads, loads_short, disk_bytes, ram_bytes, reads
+        uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
+        uint64_t published_extents
+        uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents
+        uint64_t evicted_before_ttl[16]
+        uint64_t evicted_age_s_sum[16]
+        uint64_t removed_in_class[16]
+        uint64_t misses_by_reason[14]
+        uint64_t extents, blocks, leases, open_files, regions
+        uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes
+        uint64_t index_bytes
+
+    void kvs_stats(kvs_store *store, kvs_stats_struct *out)
+
+    struct kvs_root_info_struct "kvs_root_info":
+        char path[1024]
+        char engine[24]
+        char engine_why[160]
+        char file_system[16]
+        uint32_t registered
+        int32_t register_error
+        uint32_t is_owner
+        uint32_t warming
+        uint32_t lost
+        uint32_t io_depth
+        uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes
+        uint64_t reads_in_flight_max
+
+    int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
+
+    struct kvs_pool_info_struct "kvs_pool_info":
+        uint64_t base, bytes
+        uint32_t page_kind
+        uint32_t root_count
+        double huge_coverage
+
+    void kvs_pool_info(kvs_store *store, kvs_pool_info_struct *out)
+
+# The layout of an extent file, as compiled: tests hold docs/FORMAT.md against it.
+cdef extern from *:
+    """
+    #include <stddef.h>
+    #include "format.h"
+
+    #define DISK_FIELD(s, f) {#s, #f, offsetof(struct s, f), sizeof(((struct s *)0)->f)}
+    static const struct disk_field {
+        const char *structure, *field;
+        size_t offset, bytes;
+    } DISK_FIELDS[] = {
+        DISK_FIELD(kvs_disk_header, magic), DISK_FIELD(kvs_disk_header, version),
+        DISK_FIELD(kvs_disk_header, section_count), DISK_FIELD(kvs_disk_header, header_bytes),
+        DISK_FIELD(kvs_disk_header, file_bytes), DISK_FIELD(kvs_disk_header, page_xxh3),
+        DISK_FIELD(kvs_disk_header, layer_count), DISK_FIELD(kvs_disk_header, block_count),
+        DISK_FIELD(kvs_disk_header, block_tokens), DISK_FIELD(kvs_disk_header, zero),
+        DISK_FIELD(kvs_disk_section, type), DISK_FIELD(kvs_disk_section, flags),
+        DISK_FIELD(kvs_disk_section, offset), DISK_FIELD(kvs_disk_section, bytes),
+        DISK_FIELD(kvs_disk_section, zero), DISK_FIELD(kvs_disk_section, xxh3),
+        DISK_FIELD(kvs_disk_chain, parent), DISK_FIELD(kvs_disk_chain, start),
+        DISK_FIELD(kvs_disk_chain, parent_known), DISK_FIELD(kvs_disk_chain, zero),
+        DISK_FIELD(kvs_disk_class, name), DISK_FIELD(kvs_disk_class, created_s),
+        DISK_FIELD(kvs_disk_class, ttl_s),
+    };
+    enum { DISK_FIELD_COUNT = sizeof(DISK_FIELDS) / sizeof(DISK_FIELDS[0]) };
+    """
+    struct disk_field:
+        const char *structure
+        const char *field
+        size_t offset
+        size_t bytes
+    const disk_field DISK_FIELDS[]
+    enum: DISK_FIELD_COUNT
+
+cdef extern from "testing/io_fault.h" nogil:
+    struct kvs_virtual_clock:
+        pass
+
+    int kvs_virtual_clock_open(int64_t wall_s, kvs_virtual_clock **out)
+    void kvs_virtual_clock_close(kvs_virtual_clock *clock)
+    kvs_clock *kvs_virtual_clock_face(kvs_virtual_clock *clock)
+    int64_t kvs_virtual_clock_now_ns(kvs_virtual_clock *clock)
+    void kvs_virtual_clock_advance(kvs_virtual_clock *clock, int64_t ns)
+    void kvs_virtual_clock_step_wall(kvs_virtual_clock *clock, int64_t seconds)
+
+    enum kvs_fault_kind:
+        KVS_FAULT_ERRNO, KVS_FAULT_SHORT, KVS_FAULT_DELAY, KVS_FAULT_BIT_FLIP, KVS_FAULT_STALL
+        KVS_FAULT_CUT
+
+    struct kvs_fault:
+        kvs_fault_kind kind
+        int io_kind
+        uint64_t skip
+        uint64_t count
+        uint64_t value
+
+    struct kvs_fault_record:
+        uint64_t sequence
+        int32_t io_kind
+        int32_t fd
+        uint64_t inode
+        uint64_t offset
+        uint64_t bytes
+        int64_t submitted_ns
+        int64_t completed_ns
+        int64_t result
+        uint64_t buffer
+
+    struct kvs_fault_device:
+        uint64_t bytes_per_second
+        int64_t latency_ns
+        unsigned int depth
+        int auto_advance
+
+    int kvs_io_fault_open(kvs_virtual_clock *clock, const kvs_fault_device *device,
+                          kvs_io_engine **out)
+    void kvs_io_fault_add(kvs_io_engine *engine, const kvs_fault *fault)
+    void kvs_io_fault_clear(kvs_io_engine *engine)
+    void kvs_io_fault_release_stalled(kvs_io_engine *engine)
+    uint64_t kvs_io_fault_log(kvs_io_engine *engine, uint64_t start, kvs_fault_record *out,
+                              uint64_t max)
+    int64_t kvs_io_fault_next_ns(kvs_io_engine *engine)
+    int kvs_io_fault_settle(kvs_io_engine *engine, int timeout_ms)
+
+cdef extern from "testing/fs_fault.h" nogil:
+    enum kvs_fs_call:
+        KVS_FS_CALL_COUNT
+
+    struct kvs_fs_fault:
+        kvs_fs_call call
+        int error
+        uint64_t skip
+        uint64_t count
+
+    int kvs_fs_fault_open(kvs_fs *inner, kvs_fs **out)
+    void kvs_fs_fault_close(kvs_fs *fs)
+    void kvs_fs_fault_add(kvs_fs *fs, const kvs_fs_fault *fault)
+    void kvs_fs_fault_clear(kvs_fs *fs)
+    uint64_t kvs_fs_fault_calls(kvs_fs *fs, kvs_fs_call call)
+    void kvs_fs_fault_set_space(kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)

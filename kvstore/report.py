@@ -1,0 +1,216 @@
+"""What a store says of itself: counters, and what it runs on. Plain data, msgspec-encodable."""
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvstore import _core
+from kvstore.units import format_size
+
+LOST_WORDS = {
+    "direct": "no O_DIRECT: reads go through the page cache",
+    "noatime": "files of another user: last use may be rewritten by reads",
+    "tmpfile": "no O_TMPFILE: temporary names are used while writing",
+    "allocate": "no fallocate: space is not reserved before writing",
+}
+COVERAGE_WANTED = 0.9
+
+
+class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Effective retention of one class: extents removed, how many of them evicted before their time
+    to live passed, and the mean age of those in seconds (0 when there were none)."""
+
+    removed: int
+    evicted_before_ttl: int
+    mean_evicted_age_s: float
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since open. Bytes are of cells; misses_by_reason counts blocks."""
+
+    lookups: int
+    hit_blocks: int
+    missed_blocks: int
+    loads: int
+    loads_short: int
+    disk_bytes: int
+    ram_bytes: int
+    reads: int
+    puts_bytes: int
+    written_bytes: int
+    lost_to_eexist_bytes: int
+    dropped_blocks: int
+    published_extents: int
+    evicted_extents: int
+    expired_extents: int
+    deleted_extents: int
+    quarantined_extents: int
+    extents: int
+    blocks: int
+    leases: int
+    open_files: int
+    regions: int
+    pool_bytes: int
+    pool_free_bytes: int
+    pool_cached_bytes: int
+    index_bytes: int
+    retention: dict[str, ClassStats]
+    misses_by_reason: dict[str, int]
+
+
+class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One root. engine_why: what better engines said. lost: what the file system cannot do."""
+
+    path: str
+    engine: str
+    engine_why: str
+    file_system: str
+    registered: bool
+    register_error: str
+    is_owner: bool
+    warming: bool
+    lost: list[str]
+    io_depth: int
+    capacity_bytes: int
+    used_bytes: int
+    reserve_bytes: int
+    free_bytes: int
+    reads_in_flight_max: int
+
+
+class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """pages: "small", "transparent huge" or "hugetlb"; huge_coverage: the share really backed."""
+
+    bytes: int
+    pages: str
+    huge_coverage: float
+    cuda: bool
+    cuda_why: str
+
+
+class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How this build came about."""
+
+    version: str
+    liburing: str
+    python: str
+    kernel: str
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """fallbacks: everything that is slower or weaker than it could be, in plain words."""
+
+    build: BuildInfo
+    pool: PoolInfo
+    roots: list[RootInfo]
+    fallbacks: list[str]
+
+
+def build_info(version: str) -> BuildInfo:
+    return BuildInfo(
+        version=version,
+        liburing=_core.liburing_kind(),
+        python=platform.python_version(),
+        kernel=platform.release(),
+    )
+
+
+def stats_of(core: _core.Store, class_names: Sequence[str]) -> Stats:
+    raw = core.stats()
+    early, ages = raw.pop("evicted_before_ttl"), raw.pop("evicted_age_s_sum")
+    removed, misses = raw.pop("removed_in_class"), raw.pop("misses_by_reason")
+    retention = {
+        name: ClassStats(
+            removed=removed[i],
+            evicted_before_ttl=early[i],
+            mean_evicted_age_s=ages[i] / early[i] if early[i] else 0.0,
+        )
+        for i, name in enumerate(class_names)
+    }
+    reasons = {_core.REASONS[i]: count for i, count in enumerate(misses) if count}
+    return Stats(**raw, retention=retention, misses_by_reason=reasons)
+
+
+def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
+    raw = core.pool_info()
+    pool = PoolInfo(
+        bytes=raw["bytes"],
+        pages=_core.PAGE_KINDS[raw["page_kind"]],
+        huge_coverage=raw["huge_coverage"],
+        cuda=not cuda_why,
+        cuda_why=cuda_why,
+    )
+    roots = [_root(core.root_info(i)) for i in range(raw["root_count"])]
+    return Info(
+        build=build_info(version), pool=pool, roots=roots, fallbacks=_fallbacks(pool, roots)
+    )
+
+
+def _root(raw: dict[str, Any]) -> RootInfo:
+    error = raw["register_error"]
+    return RootInfo(
+        path=os.fsdecode(raw["path"]),
+        engine=raw["engine"].decode(),
+        engine_why=raw["engine_why"].decode(errors="replace"),
+        file_system=raw["file_system"].decode(),
+        registered=bool(raw["registered"]),
+        register_error=os.strerror(-error) if error else "",
+        is_owner=bool(raw["is_owner"]),
+        warming=bool(raw["warming"]),
+        lost=[word for word, bit in _core.LOST.items() if raw["lost"] & bit],
+        io_depth=raw["io_depth"],
+        capacity_bytes=raw["capacity_bytes"],
+        used_bytes=raw["used_bytes"],
+        reserve_bytes=raw["reserve_bytes"],
+        free_bytes=raw["free_bytes"],
+        reads_in_flight_max=raw["reads_in_flight_max"],
+    )
+
+
+def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
+    found = []
+    if pool.pages == "small" or pool.huge_coverage < COVERAGE_WANTED:
+        found.append(
+            f"pool: {pool.huge_coverage:.0%} of it on huge pages: reads are up to 3 times slower;"
+            " free memory, or reserve huge pages (vm.nr_hugepages)"
+        )
+    if pool.cuda_why.startswith("cuda"):
+        found.append(f"pool: not pinned for CUDA copies: {pool.cuda_why}")
+    for root in roots:
+        if root.engine_why:
+            found.append(f"{root.path}: engine {root.engine}: {root.engine_why}")
+        if root.register_error:
+            found.append(
+                f"{root.path}: the pool is not registered with the ring ({root.register_error}):"
+                " more CPU per read; raise the memlock limit (ulimit -l)"
+            )
+        found.extend(f"{root.path}: {LOST_WORDS[word]}" for word in root.lost)
+    return found
+
+
+def render_build(build: BuildInfo) -> str:
+    return f"kvstore {build.version}, {build.liburing}, Python {build.python}, Linux {build.kernel}"
+
+
+def render(info: Info) -> str:
+    """For people; `kvstore info` prints it."""
+    pool = info.pool
+    cuda = "pinned for CUDA" if pool.cuda else f"CUDA: no ({pool.cuda_why})"
+    lines = [
+        render_build(info.build),
+        f"pool  {format_size(pool.bytes)}, {pool.pages} pages ({pool.huge_coverage:.0%}), {cuda}",
+    ]
+    for root in info.roots:
+        role = "owner" if root.is_owner else "peer"
+        ring = "registered" if root.registered else "not registered"
+        lines.append(
+            f"root  {root.path}: {root.file_system}, {role}, {root.engine} ({ring},"
+            f" depth {root.io_depth}), {format_size(root.used_bytes)} of"
+            f" {format_size(root.capacity_bytes)} used, {format_size(root.free_bytes)} free"
+            + (", warming" if root.warming else "")
+        )
+    lines += [f"note  {fallback}" for fallback in info.fallbacks]
+    return "\n".join(lines)

@@ -1,0 +1,216 @@
+"""Opening a store, and what concerns all of it.
+
+`open` and `open_blocking` return a working store or raise OpenError, whose message says what to do.
+Stores that are still open when the interpreter ends are closed then, so that times are kept.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kvstore import _core
+from kvstore._loop import Bridges, Handle, Opening, in_thread
+from kvstore.cache import Cache, Timeout
+from kvstore.layout import Layout
+from kvstore.memory import register_with_cuda, unregister_from_cuda
+from kvstore.options import RETENTION, Capacity, Options, StrPath
+from kvstore.report import Info, Stats, info_of, stats_of
+from kvstore.version import VERSION
+
+if TYPE_CHECKING:
+    from kvstore.testing import Injection
+
+_log = logging.getLogger("kvstore")
+_open_stores: "weakref.WeakSet[Store]" = weakref.WeakSet()
+
+
+def open(
+    *paths: StrPath,
+    capacity: Capacity = None,
+    pool: int | str = "1GB",
+    role: str = "owner",
+    retention: Mapping[str, float | str] = RETENTION,
+    default_class: str = "chat",
+    engine: str = "auto",
+    io_depth: int = 64,
+    reserve: int | str | None = None,
+    min_age: float | str = "60s",
+    _testing: "Injection | None" = None,
+) -> "Opening[Store]":
+    """Opens a store over one directory per device: `await` it, or `async with` it.
+
+    capacity: bytes on disk in total, split over the roots by file-system size, or one per root;
+      None: 80 % of each file system less the reserve. pool: memory for reads and the RAM tier.
+    role: "owner" (evicts, expires; one process per root), "peer" (never), or "auto".
+    retention: class name -> time to live. default_class: of puts that name none.
+    engine: "auto" takes the best that works; else "io_uring", "io_uring_plain", "threads".
+    io_depth: operations in flight per root. reserve: free bytes left to others per root (1 %).
+    min_age: extents used more recently are not evicted.
+    Raises OpenError (the message says what to do), ValueError and TypeError for misuse.
+    """
+    options = Options(
+        paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
+        _testing,
+    )  # fmt: skip
+    return Opening(
+        lambda: in_thread(lambda: Store(options), undo=Store.close_blocking), Store.close
+    )
+
+
+def open_blocking(
+    *paths: StrPath,
+    capacity: Capacity = None,
+    pool: int | str = "1GB",
+    role: str = "owner",
+    retention: Mapping[str, float | str] = RETENTION,
+    default_class: str = "chat",
+    engine: str = "auto",
+    io_depth: int = 64,
+    reserve: int | str | None = None,
+    min_age: float | str = "60s",
+    _testing: "Injection | None" = None,
+) -> "Store":
+    """Like `open`, blocking the thread without the GIL; the store is a context manager."""
+    options = Options(
+        paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
+        _testing,
+    )  # fmt: skip
+    return Store(options)
+
+
+class Store:
+    """Directories of one host under one budget, any number of layouts. Made by `open`."""
+
+    def __init__(self, options: Options) -> None:
+        self.core = core = options.open_core()
+        self.bridges = Bridges(core)
+        self.class_names = tuple(options.retention)
+        self.default_class = self.class_names.index(options.default_class)
+        self._caches: dict[str, Cache] = {}
+        self._caches_lock = threading.Lock()
+        self._closing = threading.Lock()
+        self._pid = os.getpid()
+        where = core.pool_info()
+        self._cuda_why = register_with_cuda(where["base"], where["bytes"])
+        if not _open_stores:
+            atexit.register(_close_open_stores)
+        _open_stores.add(self)
+        _log_opening(self.info())
+
+    def cache(self, layout: Layout) -> Cache:
+        """The cache of a layout; the same object for equal layouts."""
+        namespace = layout.namespace
+        with self._caches_lock:
+            if namespace not in self._caches:
+                self._caches[namespace] = Cache(self, layout)
+            return self._caches[namespace]
+
+    def class_number(self, retain: str | None, *, otherwise: int) -> int:
+        """The core's number of a retention class; ValueError for one that open() did not name."""
+        if retain is None:
+            return otherwise
+        if retain not in self.class_names:
+            raise ValueError(
+                f"retention class {retain!r} was not named at open; there are"
+                f" {', '.join(self.class_names)}"
+            )
+        return self.class_names.index(retain)
+
+    def stats(self) -> Stats:
+        """Counters since open."""
+        _core.sweep()
+        return stats_of(self.core, self.class_names)
+
+    def info(self) -> Info:
+        """What the store runs on, and everything that is slower than it could be."""
+        return info_of(self.core, VERSION, self._cuda_why)
+
+    def drop_ram(self) -> None:
+        """Empties the RAM tier; leased views and reads in flight stay."""
+        self.core.drop_ram()
+
+    def tick(self) -> None:
+        """One round of housekeeping now: leases, deadlines, expiry, write-back of times."""
+        self.core.tick()
+        _core.sweep()
+
+    async def flush(self, timeout: Timeout = "60s") -> None:
+        """Makes everything published so far survive a power cut (fsync). TimeoutError, OSError."""
+        await self._flush().finish(timeout)
+
+    def flush_blocking(self, timeout: Timeout = "60s") -> None:
+        """The same, blocking the thread without the GIL."""
+        self._flush().wait(timeout)
+
+    async def close(self) -> None:
+        """Ends loads and writers, waits for what is in flight, keeps times, frees everything.
+
+        Idempotent. If cancelled, the close goes on by itself.
+        """
+        await in_thread(self.close_blocking)
+
+    def close_blocking(self) -> None:
+        """The same, blocking the thread without the GIL."""
+        with self._closing:
+            if self.core.closed:
+                return
+            _open_stores.discard(self)
+            if not self._cuda_why:
+                unregister_from_cuda(self.core.pool_info()["base"])
+            self.core.close()
+        self.bridges.close()
+
+    def _flush(self) -> Handle[None]:
+        return Handle(self.bridges, self.core.flush(), "flush", lambda _: None)
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close_blocking()
+
+    async def __aenter__(self) -> "Store":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        core = getattr(self, "core", None)
+        if core is None or core.closed or self._pid != os.getpid():
+            return
+        warnings.warn("a kvstore.Store was not closed", ResourceWarning, stacklevel=2)
+        threading.Thread(target=core.close, name="kvstore-close").start()
+
+
+def _log_opening(info: Info) -> None:
+    engines = ", ".join(sorted({root.engine for root in info.roots}))
+    _log.info(
+        "opened %d root(s): %s, %s, pool of %d bytes on %s pages",
+        len(info.roots), engines, info.build.liburing, info.pool.bytes, info.pool.pages,
+    )  # fmt: skip
+    for fallback in info.fallbacks:
+        _log.warning("%s", fallback)
+
+
+def _close_open_stores() -> None:
+    """At exit, in the process that opened them: a forked child must not touch its parent's."""
+    for store in list(_open_stores):
+        if store._pid == os.getpid():
+            store.close_blocking()

@@ -1,0 +1,180 @@
+"""For tests only: a clock that a test drives, a device and a file system that fail on request.
+
+Thin faces over csrc/testing/. Pass them to `open(..., _testing=Injection(...))`. They are further
+implementations of the core's two waists, so the code under test is the code that ships.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import msgspec
+
+from kvstore import _core
+
+START_WALL_S = 1_700_000_000
+
+
+class Fault(IntEnum):
+    """What goes wrong with an operation; the meaning of `value` in brackets."""
+
+    ERRNO = 0  # [positive errno]
+    SHORT = 1  # [bytes that do move]
+    DELAY = 2  # [extra nanoseconds]
+    BIT_FLIP = 3  # [bit number in the operation's bytes]
+    STALL = 4  # completes only at release_stalled
+    CUT = 5  # this and all later writes are lost, every later operation is EIO
+
+
+class Io(IntEnum):
+    ANY = -1
+    READ = 0
+    WRITE = 1
+
+
+class FileCall(IntEnum):
+    """The calls of fs.h."""
+
+    OPEN_ROOT = 0
+    MAKE_DIRECTORY = 1
+    OPEN_READ = 2
+    OPEN_TEMP = 3
+    ALLOCATE = 4
+    LINK = 5
+    RENAME = 6
+    UNLINK = 7
+    SET_TIMES = 8
+    STAT_FD = 9
+    STAT_PATH = 10
+    LIST = 11
+    SPACE = 12
+    SYNC_DIRECTORY = 13
+    SYNC_FILE = 14
+    READ_AT = 15
+    WRITE_AT = 16
+    CLOSE = 17
+    LOCK = 18
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation that reached the device. Times are virtual; completed_ns -1: in flight."""
+
+    sequence: int
+    io_kind: int
+    fd: int
+    inode: int
+    offset: int
+    bytes: int
+    submitted_ns: int
+    completed_ns: int
+    result: int
+    buffer: int
+
+
+class VirtualClock:
+    """Starts at boot time 1 s and the wall time given; moves only when told to."""
+
+    def __init__(self, wall_s: int = START_WALL_S) -> None:
+        self.core = _core.VirtualClock(wall_s)
+
+    @property
+    def now_ns(self) -> int:
+        return self.core.now_ns()
+
+    def advance(self, seconds: float) -> None:
+        """Boot and wall time together; wakes what waits on them."""
+        self.core.advance(round(seconds * 1e9))
+
+    def step_wall(self, seconds: int) -> None:
+        """The wall clock alone, as an operator or NTP would."""
+        self.core.step_wall(seconds)
+
+
+class FaultDevice:
+    """An I/O engine on a virtual device: serial bandwidth (0: no time passes) plus latency.
+
+    auto_advance: a sleeping engine moves the clock to its next completion by itself. Belongs to the
+    store that opens it and ends with it: read the log before closing.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        *,
+        bytes_per_second: int = 0,
+        latency_ns: int = 0,
+        depth: int = 64,
+        auto_advance: bool = True,
+    ) -> None:
+        self.core = _core.FaultEngine(clock.core, bytes_per_second, latency_ns, depth, auto_advance)
+
+    def add(
+        self, fault: Fault, value: int = 0, *, io: Io = Io.ANY, skip: int = 0, count: int = 1
+    ) -> None:
+        """The fault hits `count` matching operations (0: all) after `skip` were let through."""
+        self.core.add(fault, io, skip, count, value)
+
+    def clear(self) -> None:
+        self.core.clear()
+
+    def release_stalled(self) -> None:
+        self.core.release_stalled()
+
+    def log(self, start: int = 0) -> list[Record]:
+        """Every operation since the engine was made, in order of submission."""
+        return [Record(**record) for record in self.core.log(start)]
+
+    def next_ns(self) -> int:
+        """Virtual time of the next completion not yet due, or -1."""
+        return self.core.next_ns()
+
+    def settle(self, timeout_s: float = 10.0) -> None:
+        """Waits until the engine sleeps with nothing due. TimeoutError."""
+        self.core.settle(round(timeout_s * 1e3))
+
+
+class FaultFiles:
+    """The real file system with faults of single calls, and a pretended size."""
+
+    def __init__(self) -> None:
+        self.core = _core.FaultFiles()
+
+    def add(self, call: FileCall, error: int, *, skip: int = 0, count: int = 1) -> None:
+        """error: positive errno; 0: the call is dropped but reports success."""
+        self.core.add(call, error, skip, count)
+
+    def clear(self) -> None:
+        self.core.clear()
+
+    def calls(self, call: FileCall) -> int:
+        """How often the call was made."""
+        return self.core.calls(call)
+
+    def set_space(self, total_bytes: int, free_bytes: int) -> None:
+        """What the file system pretends to have; 0: the real figures."""
+        self.core.set_space(total_bytes, free_bytes)
+
+
+@dataclass(frozen=True)
+class Injection:
+    """What a test puts into a store. devices: one per root (None: the real one), or ().
+
+    manual_ticks: housekeeping runs only inside `store.tick()`.
+    """
+
+    clock: VirtualClock | None = None
+    files: FaultFiles | None = None
+    devices: Sequence[FaultDevice | None] = ()
+    manual_ticks: bool = False
+
+    @property
+    def core_clock(self) -> _core.VirtualClock | None:
+        return self.clock.core if self.clock else None
+
+    @property
+    def core_files(self) -> _core.FaultFiles | None:
+        return self.files.core if self.files else None
+
+    @property
+    def core_engines(self) -> list[_core.FaultEngine | None] | None:
+        return [device.core if device else None for device in self.devices] or None

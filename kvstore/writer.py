@@ -1,0 +1,161 @@
+"""Writing a chain's blocks: any order of layers and ranges, then one commit.
+
+Invariants
+  1. Nothing is visible before commit; an aborted or dropped writer publishes nothing.
+  2. Source memory is referred to until its handle is done, also when writer and handle are dropped.
+  3. A writer that was asked to commit lives until that is done, whoever still waits for it.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from kvstore import _core
+from kvstore._loop import Bridges, Handle
+from kvstore.chain import Chain
+from kvstore.layout import Layout
+from kvstore.memory import rows_of
+
+
+class WriterStats(msgspec.Struct, frozen=True, kw_only=True):
+    """bytes_submitted: of cells, handed to the device; bytes_written: that it said are done."""
+
+    bytes_submitted: int
+    bytes_written: int
+    blocks_skipped: int
+    blocks_dropped: int
+    extents: int
+
+
+class Writer:
+    """Blocks [start, len(chain)) of a chain. Made by `Cache.writer`.
+
+    A context manager (either kind) that aborts when it was not committed.
+    """
+
+    def __init__(
+        self, core_cache: _core.Cache, layout: Layout, bridges: Bridges, chain: Chain,
+        *, start: int, retention: int,
+    ) -> None:  # fmt: skip
+        self.chain = chain
+        self.start = start
+        self.committed = False
+        self._layout = layout
+        self._bridges = bridges
+        self._final: WriterStats | None = None
+        self._core = _core.Writer(core_cache, chain.keys, start, retention, 0, chain.extra_digests)
+
+    def put(
+        self,
+        layer: int,
+        blocks: range | tuple[int, int],
+        parts: Mapping[str, Any] | Sequence[Any],
+    ) -> Handle[int]:
+        """Cells of `layer` for absolute blocks [first, end), each block at most once, any order.
+
+        parts: a numpy array, torch CPU tensor or buffer per part of the layer, by name or in the
+        layout's order; first dimension = blocks of the range (or contiguous tokens), each block
+        contiguous. The handle is done when the sources may be reused; its result is the number of
+        cells dropped for want of room. Starts the writing, never waits for it.
+        """
+        first, end = _first_end(blocks, self.start, len(self.chain))
+        if not 0 <= layer < self._layout.layers:
+            raise IndexError(f"the layout has {self._layout.layers} layers, no layer {layer}")
+        sources, owners = pack_sources(self._layout, layer, end - first, parts)
+        ticket = self._core.put(layer, first, end - first, sources, owners)
+        return Handle(self._bridges, ticket, f"put of layer {layer}", int)
+
+    def extend(self, chain: Chain) -> None:
+        """Goes on with a longer chain of the same prompt (decode): its new blocks may be put."""
+        if chain.block_tokens != self.chain.block_tokens or not chain.starts_with(self.chain):
+            raise ValueError("the longer chain must begin with the writer's chain")
+        self._core.extend(chain.keys, chain.extra_digests)
+        self.chain = chain
+
+    async def commit(self, timeout: float | str | None = "60s") -> int:
+        """Publishes in chain order up to the first extent lacking a cell; the number of blocks from
+        `start` that are resident now. TimeoutError: not done yet, but it goes on."""
+        return await self._commit().finish(timeout)
+
+    def commit_blocking(self, timeout: float | str | None = "60s") -> int:
+        """The same, blocking the thread without the GIL."""
+        return self._commit().wait(timeout)
+
+    def abort(self) -> None:
+        """Abandons what was not committed. Idempotent; sources stay the caller's duty until their
+        handles are done."""
+        if self.committed or self._final is not None:
+            return
+        self._final = self.stats()
+        self._core.close()
+
+    def stats(self) -> WriterStats:
+        """Counters so far, or as they were at abort."""
+        return self._final or WriterStats(**self._core.stats())
+
+    def _commit(self) -> Handle[int]:
+        if self.committed:
+            raise ValueError("the writer was committed already")
+        ticket = self._core.commit()
+        self.committed = True
+        _core.keep(ticket, self._core)
+        return Handle(self._bridges, ticket, "commit", int)
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    async def __aenter__(self) -> "Writer":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+def pack_sources(
+    layout: Layout, layer: int, blocks: int, parts: Mapping[str, Any] | Sequence[Any]
+) -> tuple[bytes, list[object]]:
+    """(packed sources of one layer, what keeps their memory). ValueError when they do not fit."""
+    wanted = layout.parts_by_layer[layer]
+    names = [name for name, _ in wanted]
+    if isinstance(parts, Mapping):
+        if set(parts) != set(names):
+            raise ValueError(f"layer {layer} has the parts {names}, got {list(parts)}")
+        parts = [parts[name] for name in names]
+    if len(parts) != len(wanted):
+        raise ValueError(f"layer {layer} has {len(wanted)} parts {names}, got {len(parts)}")
+    packed, owners = bytearray(), list[object]()
+    for (name, part_bytes), memory in zip(wanted, parts, strict=True):
+        what = f"part {name!r} of layer {layer}"
+        rows = rows_of(memory, part_bytes, writable=False, what=what)
+        if rows.count != blocks:
+            raise ValueError(f"{what}: holds {rows.count} blocks, the range has {blocks}")
+        packed += struct.pack("=QQ", rows.address, rows.stride)
+        owners.append(rows.owner)
+    return bytes(packed), owners
+
+
+def _first_end(blocks: range | tuple[int, int], start: int, count: int) -> tuple[int, int]:
+    if isinstance(blocks, range):
+        if blocks.step != 1:
+            raise ValueError(f"a block range has step 1, not {blocks.step}")
+        blocks = (blocks.start, blocks.stop)
+    first, end = blocks
+    if not start <= first < end <= count:
+        raise ValueError(f"blocks {first} to {end} are not within the writer's {start} to {count}")
+    return first, end
