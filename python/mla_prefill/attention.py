@@ -50,7 +50,7 @@ def make_queries(
     rows = normed
     if weights.q_down is not None and weights.q_norm is not None:
         rows = rms_norm(weights.q_down(rows), weights.q_norm, config.latent_norm_eps)
-    queries = weights.q(rows).view(-1, config.heads, config.query_dim)
+    queries = weights.q(rows).unflatten(1, (config.heads, config.query_dim))
     nope, rope = queries.split((config.nope_dim, config.rope_dim), dim=-1)
     queries = torch.cat((nope, rotate(rope, cos_sin)), dim=-1) * softmax_scale(config)
     return queries.transpose(0, 1).contiguous()
@@ -105,8 +105,8 @@ class Expanded:
         """Expand the records [n, width] of positions start..start + n."""
         config, end = self._config, start + len(records)
         latent, rope_key = records.split((config.kv_lora, config.rope_dim), dim=-1)
-        expanded = torch.nn.functional.linear(latent, self._expand)
-        expanded = expanded.view(len(records), config.heads, -1).transpose(0, 1)
+        expanded = torch.mm(self._expand, latent.T).T
+        expanded = expanded.unflatten(1, (config.heads, -1)).transpose(0, 1)
         nope, value = expanded.split((config.nope_dim, config.value_dim), dim=-1)
         self._keys[:, start:end, : config.nope_dim] = nope
         self._keys[:, start:end, config.nope_dim :] = rope_key

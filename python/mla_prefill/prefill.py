@@ -28,7 +28,7 @@ from mla_prefill.config import ConfigError
 from mla_prefill.model import Model
 
 BLOCK_TOKENS = 64
-FAST_CHUNK_TOKENS = 1024
+FAST_CHUNK_TOKENS = 256
 ABSORB_BELOW_TOKENS = 160
 
 
