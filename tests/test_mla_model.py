@@ -59,14 +59,17 @@ CASES: dict[str, dict[str, Any]] = {
     "query_latent_with_bias": {"q_lora_rank": 48, "attention_bias": True},
     "untied": {"tie_word_embeddings": False},
     "experts_greedy": MOE,
-    "experts_in_groups": MOE | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    "experts_in_groups": MOE
+    | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
 }
 
 
 def reference_logits(model_dir: Path, ids: list[int]) -> Any:
     """Logits [n, vocab] of every position, float32, in the most direct way."""
     c = json.loads((model_dir / "config.json").read_text())
-    w = {name: tensor.float() for name, tensor in load_file(model_dir / "model.safetensors").items()}
+    w = {
+        name: tensor.float() for name, tensor in load_file(model_dir / "model.safetensors").items()
+    }
     x = w["model.embed_tokens.weight"][ids]
     for layer in range(c["num_hidden_layers"]):
         p = f"model.layers.{layer}."
@@ -91,9 +94,12 @@ def reference_rope(c: dict[str, Any]) -> tuple[Any, float]:
     freq = torch.tensor([c["rope_theta"] ** (-2 * j / dim) for j in range(dim // 2)])
     magnitude = extra = 1.0
     if yarn:
-        def correction(rotations: float) -> float:
+
+        def correction(rotations: float) -> Any:
             original = yarn["original_max_position_embeddings"]
-            return dim * math.log(original / (rotations * 2 * math.pi)) / 2 / math.log(c["rope_theta"])
+            return (
+                dim * math.log(original / (rotations * 2 * math.pi)) / 2 / math.log(c["rope_theta"])
+            )
 
         low = max(math.floor(correction(yarn["beta_fast"])), 0)
         high = min(math.ceil(correction(yarn["beta_slow"])), dim - 1)
@@ -149,7 +155,7 @@ def reference_experts(c: dict[str, Any], w: dict[str, Any], p: str, h: Any) -> A
     rows = []
     for row in h:
         scores = (w[p + "gate.weight"] @ row).softmax(-1)
-        allowed = range(len(scores))
+        allowed = list(range(len(scores)))
         if c.get("topk_method") == "group_limited_greedy":
             size = len(scores) // c["n_group"]
             best = sorted(
@@ -159,14 +165,16 @@ def reference_experts(c: dict[str, Any], w: dict[str, Any], p: str, h: Any) -> A
         chosen = sorted(allowed, key=lambda e: -scores[e].item())[: c["num_experts_per_tok"]]
         out = reference_mlp(w, p + "shared_experts.", row)
         for e in chosen:
-            out = out + scores[e] * c["routed_scaling_factor"] * reference_mlp(w, f"{p}experts.{e}.", row)
+            out = out + scores[e] * c["routed_scaling_factor"] * reference_mlp(
+                w, f"{p}experts.{e}.", row
+            )
         rows.append(out)
     return torch.stack(rows)
 
 
 def some_ids(count: int, vocab: int = 200, seed: int = 7) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, vocab, (count,), generator=generator).tolist()
+    return [int(token) for token in torch.randint(0, vocab, (count,), generator=generator)]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -228,8 +236,14 @@ def test_both_spellings_of_rope_are_one_config() -> None:
 
 def test_router_drops_experts_of_weak_groups_and_scales_the_rest() -> None:
     config = MoeConfig(
-        experts=6, top_k=2, intermediate=8, shared_experts=0,
-        method="group_limited_greedy", groups=3, top_groups=1, scaling=2.0,
+        experts=6,
+        top_k=2,
+        intermediate=8,
+        shared_experts=0,
+        method="group_limited_greedy",
+        groups=3,
+        top_groups=1,
+        scaling=2.0,
     )
     logits = torch.tensor([[0.0, 5.0, 4.0, 4.9, 3.0, 1.0]])
     expert, weight = route(config, torch.eye(6), logits)

@@ -16,7 +16,7 @@ from mla_prefill.__main__ import main  # noqa: E402
 from mla_prefill.config import ConfigError  # noqa: E402
 from mla_prefill.demo_model import demo_config, make_demo_model  # noqa: E402
 from mla_prefill.model import Model, load_model  # noqa: E402
-from mla_prefill.prefill import Found, Grid, LayerRows, Saved, prefill  # noqa: E402
+from mla_prefill.prefill import Found, Grid, LayerRows, Read, Saved, prefill  # noqa: E402
 from mla_prefill.tokens import encode_prompt, read_ids  # noqa: E402
 
 BLOCK = 64
@@ -85,8 +85,8 @@ class MemoryCache:
         assert records.shape[0] == end - start
         self.pending.append(records.clone())
 
-    def finish_load(self) -> int:
-        return self.read
+    def finish_load(self) -> Read:
+        return Read(self.read, 0)
 
     def commit(self) -> Saved:
         self.committed += 1
@@ -128,7 +128,7 @@ def threads(request: pytest.FixtureRequest) -> Any:
 
 def some_ids(count: int, seed: int = 1) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, VOCAB, (count,), generator=generator).tolist()
+    return [int(token) for token in torch.randint(0, VOCAB, (count,), generator=generator)]
 
 
 def filled(model: Model, ids: list[int], **mode: Any) -> tuple[MemoryCache, Any]:
@@ -176,7 +176,8 @@ def test_exact_saves_the_same_bytes_cold_and_warm(models: dict[str, Model]) -> N
 
 
 def test_exact_on_a_wider_grid_uses_and_saves_whole_chunks_only(models: dict[str, Model]) -> None:
-    ids, mode = some_ids(500), {"exact": True, "chunk_tokens": 192}
+    ids = some_ids(500)
+    mode: dict[str, Any] = {"exact": True, "chunk_tokens": 192}
     cache, cold = filled(models["bfloat16"], ids, **mode)
     assert len(cache.blocks) == 6
     for limit, used in ((1, 0), (3, 192), (5, 192), (6, 384)):
@@ -205,7 +206,8 @@ def test_a_full_hit_still_computes_the_last_token(models: dict[str, Model]) -> N
     ids = some_ids(128)
     cache, cold = filled(models["float32"], ids)
     warm = prefill(models["float32"], ids, cache)
-    assert warm.used_tokens == 127 and warm.computed_tokens == [1] * 4
+    assert warm.used_tokens == 127
+    assert warm.computed_tokens == [1] * 4
     assert warm.finish_writes() == Saved(0, 0)
     assert (warm.logits - cold).abs().max() < 1e-3
 
@@ -243,7 +245,8 @@ def test_layers_may_come_short_twice(models: dict[str, Model]) -> None:
     cache.short = {1: 300, 3: 64}
     warm = prefill(models["bfloat16"], ids, cache, exact=True)
     assert torch.equal(warm.logits, cold)
-    assert cache.loads == [448, 256, 64] and warm.restarts == 2
+    assert cache.loads == [448, 256, 64]
+    assert warm.restarts == 2
 
 
 def test_fast_mode_recovers_from_a_short_layer(models: dict[str, Model]) -> None:
@@ -256,9 +259,7 @@ def test_fast_mode_recovers_from_a_short_layer(models: dict[str, Model]) -> None
 
 
 @pytest.mark.parametrize("layer", [0, 3])
-def test_one_altered_stored_value_changes_the_logits(
-    models: dict[str, Model], layer: int
-) -> None:
+def test_one_altered_stored_value_changes_the_logits(models: dict[str, Model], layer: int) -> None:
     """Reuse is real: the numbers come from the cache and nothing else."""
     ids = some_ids(475)
     cache, cold = filled(models["bfloat16"], ids, exact=True)
@@ -287,13 +288,16 @@ def test_nothing_is_published_before_finish_writes_or_after_an_error(
     monkeypatch.setattr(Model, "logits", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prefill(models["bfloat16"], some_ids(200, seed=2), cache)
-    assert cache.aborted == 1 and len(cache.blocks) == 3
+    assert cache.aborted == 1
+    assert len(cache.blocks) == 3
 
 
 def test_layer_times_follow_each_other(models: dict[str, Model]) -> None:
     result = prefill(models["bfloat16"], some_ids(200), MemoryCache())
     assert [times.layer for times in result.layers] == [0, 1, 2, 3]
-    moments = [m for t in result.layers for m in (t.load_ready_s, t.compute_start_s, t.compute_end_s)]
+    moments = [
+        m for t in result.layers for m in (t.load_ready_s, t.compute_start_s, t.compute_end_s)
+    ]
     assert moments == sorted(moments)
     assert moments[-1] <= result.ttft_s
 
@@ -338,8 +342,8 @@ def test_prompts_become_ids(tmp_path: Path) -> None:
     assert encode_prompt(text, tmp_path) == ([3, 100, 258], "bytes")
     assert read_ids(listed) == [5, 6]
     assert read_ids(spaced) == [5, 6, 7]
+    listed.write_text('{"a": 1}')
     with pytest.raises(ConfigError, match="JSON array"):
-        listed.write_text('{"a": 1}')
         read_ids(listed)
     with pytest.raises(ConfigError, match="cannot read"):
         read_ids(tmp_path / "absent")

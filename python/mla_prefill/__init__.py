@@ -7,15 +7,17 @@ What it does not: decode, batch requests, run on a GPU, or serve as a framework.
 
 from mla_prefill.config import ConfigError, ModelConfig, read_config
 from mla_prefill.model import Model, load_model
-from mla_prefill.prefill import LayerRows, PrefillResult, PrefixCache, Saved, prefill
+from mla_prefill.prefill import Found, LayerRows, PrefillResult, PrefixCache, Read, Saved, prefill
 
 __all__ = [
     "ConfigError",
+    "Found",
     "LayerRows",
     "Model",
     "ModelConfig",
     "PrefillResult",
     "PrefixCache",
+    "Read",
     "Saved",
     "load_model",
     "prefill",

@@ -86,7 +86,8 @@ def report(result: PrefillResult) -> str:
         f"computed        {max(result.computed_tokens)} tokens per layer, {result.attention}"
         + (f", {result.restarts} restarts" if result.restarts else ""),
         f"first token     {result.ttft_s:.3f} s, {result.store_wait_s:.3f} s waiting for the store",
-        f"read            {result.bytes_read / 1e6:.1f} MB",
+        f"read            {result.bytes_read / 1e6:.1f} MB from disk, "
+        f"{result.ram_bytes / 1e6:.1f} MB from memory",
         f"saved           {result.blocks_put} blocks, {result.bytes_written / 1e6:.1f} MB, "
         f"{result.write_wait_s:.3f} s after the first token",
     ]

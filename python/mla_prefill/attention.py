@@ -14,6 +14,7 @@ Invariants:
    the length of the prompt or on what was cached: exact mode rests on it.
 """
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -38,7 +39,7 @@ def make_records(
     config: ModelConfig, weights: AttentionWeights, normed: Tensor, cos_sin: Tensor
 ) -> Tensor:
     """What is cached of `normed` [n, hidden]: [n, kv_lora + rope]"""
-    latent, rope_key = weights.kv_a(normed).split((config.kv_lora, config.rope_dim), dim=-1)
+    latent, rope_key = _cut(weights.kv_a(normed), config.kv_lora)
     latent = rms_norm(latent, weights.kv_norm, config.latent_norm_eps)
     return torch.cat((latent, rotate(rope_key, cos_sin)), dim=-1)
 
@@ -50,10 +51,21 @@ def make_queries(
     rows = normed
     if weights.q_down is not None and weights.q_norm is not None:
         rows = rms_norm(weights.q_down(rows), weights.q_norm, config.latent_norm_eps)
-    queries = weights.q(rows).unflatten(1, (config.heads, config.query_dim))
-    nope, rope = queries.split((config.nope_dim, config.rope_dim), dim=-1)
+    queries = weights.q(rows).view(len(rows), config.heads, config.query_dim)
+    nope, rope = _cut(queries, config.nope_dim)
     queries = torch.cat((nope, rotate(rope, cos_sin)), dim=-1) * softmax_scale(config)
     return queries.transpose(0, 1).contiguous()
+
+
+def _cut(values: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The last dimension before and from `width`."""
+    return values[..., :width], values[..., width:]
+
+
+def _pieces(queries: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """`queries` [heads, n, d] in runs of at most QUERY_CHUNK, each with its first row."""
+    for first in range(0, queries.shape[1], QUERY_CHUNK):
+        yield first, queries[:, first : first + QUERY_CHUNK]
 
 
 class Attention(Protocol):
@@ -104,10 +116,10 @@ class Expanded:
     def add(self, start: int, records: Tensor) -> None:
         """Expand the records [n, width] of positions start..start + n."""
         config, end = self._config, start + len(records)
-        latent, rope_key = records.split((config.kv_lora, config.rope_dim), dim=-1)
+        latent, rope_key = _cut(records, config.kv_lora)
         expanded = torch.mm(self._expand, latent.T).T
-        expanded = expanded.unflatten(1, (config.heads, -1)).transpose(0, 1)
-        nope, value = expanded.split((config.nope_dim, config.value_dim), dim=-1)
+        expanded = expanded.view(len(records), config.heads, -1).transpose(0, 1)
+        nope, value = _cut(expanded, config.nope_dim)
         self._keys[:, start:end, : config.nope_dim] = nope
         self._keys[:, start:end, config.nope_dim :] = rope_key
         self._values[:, start:end] = value
@@ -115,14 +127,13 @@ class Expanded:
     def attend(self, start: int, queries: Tensor) -> Tensor:
         """Queries [heads, n, query_dim] at start..start + n -> [n, heads * value_dim]."""
         outputs = []
-        for piece in queries.split(QUERY_CHUNK, dim=1):
-            end = start + piece.shape[1]
+        for first, piece in _pieces(queries):
+            end = start + first + piece.shape[1]
             heads = [
                 self._scores.softmax(query, keys[:end]) @ values[:end]
                 for query, keys, values in zip(piece, self._keys, self._values, strict=True)
             ]
             outputs.append(torch.cat(heads, dim=-1))
-            start = end
         return torch.cat(outputs)
 
 
@@ -136,8 +147,8 @@ class Absorbed:
 
     def start_layer(self, weights: AttentionWeights) -> None:
         """Forget the previous layer."""
-        dims = (self._config.nope_dim, self._config.value_dim)
-        self._key_up, self._value_up = weights.kv_b.split(dims, dim=1)
+        nope_dim = self._config.nope_dim
+        self._key_up, self._value_up = weights.kv_b[:, :nope_dim], weights.kv_b[:, nope_dim:]
 
     def add(self, start: int, records: Tensor) -> None:
         """Keep the records [n, width] of positions start..start + n."""
@@ -146,14 +157,12 @@ class Absorbed:
     def attend(self, start: int, queries: Tensor) -> Tensor:
         """Queries [heads, n, query_dim] at start..start + n -> [n, heads * value_dim]."""
         config, outputs = self._config, []
-        for piece in queries.split(QUERY_CHUNK, dim=1):
-            end = start + piece.shape[1]
-            records = self._records[:end]
+        for first, piece in _pieces(queries):
+            records = self._records[: start + first + piece.shape[1]]
             heads = []
             for query, key_up, value_up in zip(piece, self._key_up, self._value_up, strict=True):
-                nope, rope = query.split((config.nope_dim, config.rope_dim), dim=-1)
+                nope, rope = _cut(query, config.nope_dim)
                 scores = self._scores.softmax(torch.cat((nope @ key_up, rope), dim=-1), records)
                 heads.append((scores @ records[:, : config.kv_lora]) @ value_up.T)
             outputs.append(torch.cat(heads, dim=-1))
-            start = end
         return torch.cat(outputs)

@@ -64,7 +64,10 @@ def demo_config(size: str = "demo", **changes: Any) -> dict[str, Any]:
         "rope_theta": 10000.0,
         "rope_scaling": YARN,
     }
-    return config | changes
+    config |= changes
+    # Without experts every layer is dense; said in the words that other implementations read too.
+    config.setdefault("first_k_dense_replace", config["num_hidden_layers"])
+    return config
 
 
 def make_demo_model(model_dir: str | Path, config: dict[str, Any], *, seed: int = 0) -> int:
@@ -172,9 +175,8 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=VOCAB)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    config = demo_config(options.size, vocab_size=options.vocab)
-    if options.layers:
-        config["num_hidden_layers"] = options.layers
+    layers = options.layers or SIZES[options.size]["layers"]
+    config = demo_config(options.size, vocab_size=options.vocab, num_hidden_layers=layers)
     started = time.perf_counter()
     size = make_demo_model(options.dir, config, seed=options.seed)
     print(f"{options.dir}: {size / 1e9:.2f} GB of weights in {time.perf_counter() - started:.1f} s")

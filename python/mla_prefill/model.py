@@ -25,7 +25,7 @@ class Model:
     def __init__(self, model_dir: Path, config: ModelConfig) -> None:
         self.config = config
         self.dtype: torch.dtype = getattr(torch, config.dtype)
-        self._dir = model_dir
+        self.directory = model_dir
         self._files = WeightFiles(model_dir, config)
         self._layers: dict[int, LayerWeights] = {}
         self._embedding = self._files.embedding()
@@ -46,7 +46,7 @@ class Model:
 
     def content_digest(self) -> str:
         """SHA-256 (hex) over the weight files; see weights.content_digest."""
-        return content_digest(self._dir)
+        return content_digest(self.directory)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[n] int64 -> [n, hidden]"""

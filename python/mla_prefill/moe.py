@@ -35,7 +35,7 @@ def mixture(config: MoeConfig, weights: MoeWeights, rows: Tensor) -> Tensor:
     order = chosen.flatten().argsort(stable=True)
     counts = chosen.flatten().bincount(minlength=config.experts).tolist()
     total = torch.zeros_like(rows)
-    for expert, slots in zip(weights.experts, order.split(counts), strict=True):
+    for expert, slots in zip(weights.experts, order.split_with_sizes(counts), strict=True):
         if len(slots):
             row = slots // config.top_k
             share = gate.flatten()[slots].unsqueeze(1)
@@ -45,7 +45,7 @@ def mixture(config: MoeConfig, weights: MoeWeights, rows: Tensor) -> Tensor:
 
 def _keep_best_groups(config: MoeConfig, scores: Tensor) -> Tensor:
     """Scores outside the `top_groups` groups with the largest maximum become 0."""
-    grouped = scores.unflatten(-1, (config.groups, -1))
+    grouped = scores.view(len(scores), config.groups, -1)
     best = grouped.amax(-1).topk(config.top_groups, dim=-1).indices
     keep = torch.zeros(grouped.shape[:2], dtype=torch.bool).scatter_(1, best, True)
     return (grouped * keep.unsqueeze(-1)).flatten(-2)

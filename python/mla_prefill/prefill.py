@@ -48,8 +48,15 @@ class LayerRows(msgspec.Struct, frozen=True):
     waited_s: float
 
 
+class Read(msgspec.Struct, frozen=True):
+    """Bytes of records that came from the device and from the store's memory."""
+
+    disk_bytes: int
+    ram_bytes: int
+
+
 class Saved(msgspec.Struct, frozen=True):
-    """What a commit published: whole blocks, and the bytes of their records."""
+    """What a commit published: whole blocks, and the bytes written for them."""
 
     blocks: int
     bytes: int
@@ -73,8 +80,8 @@ class PrefixCache(Protocol):
     def save_layer(self, layer: int, records: Tensor) -> None:
         """Take the records [end - start, width] of `layer`; returns before they are written."""
 
-    def finish_load(self) -> int:
-        """Let go of the cached prefix; returns the bytes read."""
+    def finish_load(self) -> Read:
+        """Let go of the cached prefix; returns what was read, restarts included."""
 
     def commit(self) -> Saved:
         """Publish what was saved; waits for the writes."""
@@ -103,9 +110,9 @@ class NoCache:
     def save_layer(self, layer: int, records: Tensor) -> None:
         """Dropped."""
 
-    def finish_load(self) -> int:
+    def finish_load(self) -> Read:
         """No bytes."""
-        return 0
+        return Read(0, 0)
 
     def commit(self) -> Saved:
         """Nothing."""
@@ -130,7 +137,8 @@ class PrefillResult(msgspec.Struct, kw_only=True):
     """The logits of the last token and how they came about.
 
     `hit_tokens` were cached, `used_tokens` of them were reused after rounding and loading;
-    `computed_tokens[i]` went through layer i, restarts included. `blocks_put` and `bytes_written`
+    `computed_tokens[i]` went through layer i, restarts included. `bytes_read` came from disk,
+    `ram_bytes` from the store's memory. `blocks_put` and `bytes_written`
     are 0 until `finish_writes()` was called: without it nothing is published.
     """
 
@@ -148,6 +156,7 @@ class PrefillResult(msgspec.Struct, kw_only=True):
     find_s: float
     store_wait_s: float
     bytes_read: int
+    ram_bytes: int
     layers: list[LayerTimes]
     write_handle: PrefixCache
     blocks_put: int = 0
@@ -256,7 +265,7 @@ class _Run:
             raise
         finally:
             ttft_s = self._now()
-            bytes_read = self.cache.finish_load()
+            read = self.cache.finish_load()
         return PrefillResult(
             logits=logits,
             ttft_s=ttft_s,
@@ -271,7 +280,8 @@ class _Run:
             reason=self.reason,
             find_s=find_s,
             store_wait_s=self.store_wait_s,
-            bytes_read=bytes_read,
+            bytes_read=read.disk_bytes,
+            ram_bytes=read.ram_bytes,
             layers=self.times,
             write_handle=self.cache,
         )

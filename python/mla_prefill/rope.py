@@ -18,7 +18,7 @@ from mla_prefill.config import ModelConfig, RopeConfig
 
 def softmax_scale(config: ModelConfig) -> float:
     """1 / sqrt(query width), times the square of yarn's mscale_all_dim correction."""
-    scale = config.query_dim**-0.5
+    scale: float = config.query_dim**-0.5
     rope = config.rope
     if rope.kind == "yarn" and rope.mscale_all_dim:
         scale *= _mscale(rope.factor, rope.mscale_all_dim) ** 2
@@ -45,7 +45,7 @@ def angles(config: ModelConfig, frequencies: Tensor, start: int, end: int) -> Te
 
 def rotate(values: Tensor, cos_sin: Tensor) -> Tensor:
     """Rotate `values` [n, ..., rope_dim]; `cos_sin` [2, n, rope_dim / 2]. Dtype is kept."""
-    even, odd = values.float().unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = values.float().view(*values.shape[:-1], -1, 2).unbind(-1)
     between = (1,) * (values.dim() - 2)
     cos, sin = cos_sin.view(2, cos_sin.shape[1], *between, cos_sin.shape[2])
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
