@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the MLA runner needs torch: pip install .[mla]")
 
+from safetensors.torch import load_file  # noqa: E402
+
 from mla_prefill.attention import Absorbed, Expanded  # noqa: E402
 from mla_prefill.config import ConfigError, MoeConfig, parse_config, read_config  # noqa: E402
 from mla_prefill.demo_model import demo_config, make_demo_model  # noqa: E402
@@ -20,7 +22,6 @@ from mla_prefill.model import load_model  # noqa: E402
 from mla_prefill.moe import route  # noqa: E402
 from mla_prefill.prefill import prefill  # noqa: E402
 from mla_prefill.rope import inverse_frequencies, rotate, softmax_scale  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
 
 TINY: dict[str, Any] = {
     "torch_dtype": "float32",

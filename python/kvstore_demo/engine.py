@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import kvstore
 import msgspec
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import kvstore
 from kvstore.testing import raw_read_ceiling
+from kvstore_demo import figures, place
 from mla_prefill import LayerRows, Model, PrefillResult, load_model
 from mla_prefill import prefill as run_prefill
 from mla_prefill.cache import StoreCache, model_layout
 from mla_prefill.demo_model import demo_config, make_demo_model
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from kvstore_demo import figures, place
 
 Step = Callable[[int, int], None]
 
