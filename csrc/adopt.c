@@ -118,8 +118,57 @@ static int header_is_of(const struct kvs_extent_header *header, const struct kvs
     return 1;
 }
 
+/* Into the index, unless another thread was quicker; *out pinned. */
+static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *ns,
+                                   const struct kvs_key *name,
+                                   const struct kvs_extent_header *header,
+                                   const struct kvs_fs_stat *stat, struct kvs_extent **out)
+{
+    struct kvs_extent *known = known_locked(root->store, root->number, ns, name);
+    if (known) {
+        kvs_extent_pin_locked(known);
+        *out = known;
+        return KVS_REASON_NONE;
+    }
+    int error = extent_from_header(root, ns, name, header, stat, out);
+    return error ? KVS_REASON_IO_ERROR : KVS_REASON_NONE;
+}
+
+static void move_aside(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
+                       const char *path)
+{
+    struct kvs_store *store = root->store;
+    if (root->is_owner && kvs_quarantine_move(root, path) == 0) {
+        kvs_lock(store);
+        store->stats.quarantined_extents++;
+        kvs_removed_note_locked(store, kvs_tag(ns, name), KVS_REASON_DAMAGED);
+        kvs_unlock(store);
+    }
+}
+
+/* A load is likely to follow: leave the file open for it. */
+static void keep_open(struct kvs_root *root, struct kvs_extent *extent, int fd,
+                      const struct kvs_extent_header *header)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_file *file = NULL;
+    if (kvs_file_open(root, extent->ns, fd, header, &file) != KVS_REASON_NONE) {
+        store->fs->calls->close(store->fs, fd); /* the load will find the same and deal with it */
+        return;
+    }
+    kvs_lock(store);
+    if (extent->state == KVS_EXTENT_LIVE && !extent->file) {
+        kvs_file_attach_locked(store, extent, file);
+        file = NULL;
+    }
+    kvs_unlock(store);
+    if (file) {
+        kvs_file_discard(file);
+    }
+}
+
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
-                          const struct kvs_key *name, struct kvs_extent **out)
+                          const struct kvs_key *name, int to_load, struct kvs_extent **out)
 {
     struct kvs_store *store = root->store;
     char path[KVS_PATH_BYTES];
@@ -144,26 +193,17 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     if (!reason && (!header_is_of(header, ns) || !header_has_key(header, name))) {
         reason = KVS_REASON_FOREIGN;
     }
-    if (fd >= 0) {
-        store->fs->calls->close(store->fs, fd);
-    }
     if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
-        if (root->is_owner && kvs_quarantine_move(root, path) == 0) {
-            kvs_lock(store);
-            store->stats.quarantined_extents++;
-            kvs_removed_note_locked(store, kvs_tag(ns, name), KVS_REASON_DAMAGED);
-            kvs_unlock(store);
-        }
+        move_aside(root, ns, name, path);
     } else if (!reason) {
         kvs_lock(store);
-        known = known_locked(store, root->number, ns, name);
-        if (known) {
-            kvs_extent_pin_locked(known);
-            *out = known;
-        } else if (extent_from_header(root, ns, name, header, &stat, out) < 0) {
-            reason = KVS_REASON_IO_ERROR;
-        }
+        reason = take_locked(root, ns, name, header, &stat, out);
         kvs_unlock(store);
+    }
+    if (!reason && to_load) {
+        keep_open(root, *out, fd, header);
+    } else if (fd >= 0) {
+        store->fs->calls->close(store->fs, fd);
     }
     free(header);
     return reason;
@@ -225,7 +265,7 @@ static void scan_bucket(struct kvs_root *root, struct kvs_namespace *ns, const c
         struct kvs_key key;
         struct kvs_extent *extent;
         if (kvs_key_from_name(names.list[i], &key) == 0 &&
-            kvs_adopt(root, ns, &key, &extent) == KVS_REASON_NONE) {
+            kvs_adopt(root, ns, &key, 0, &extent) == KVS_REASON_NONE) {
             kvs_lock(root->store);
             kvs_extent_unpin_locked(root->store, extent);
             kvs_unlock(root->store);

@@ -158,7 +158,8 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
     space_refresh(root);
     for (;;) {
         kvs_lock(store);
-        int fits = root->used_bytes + bytes <= root->capacity_bytes;
+        /* A peer does not know all that is there: the owner keeps the budget. */
+        int fits = !root->is_owner || root->used_bytes + bytes <= root->capacity_bytes;
         int above_reserve = root->space.free_bytes >= root->reserve_bytes + bytes;
         if (fits && above_reserve) {
             root->used_bytes += bytes;

@@ -25,8 +25,7 @@ uint64_t kvs_tag(const struct kvs_namespace *ns, const struct kvs_key *key)
 {
     uint64_t tag;
     memcpy(&tag, key->bytes, sizeof(tag));
-    /* Odd multiplier: distinct namespaces never map one key to one tag. */
-    return tag ^ ((uint64_t)(ns->number + 1) * 0x9E3779B97F4A7C15u);
+    return tag ^ ns->mix;
 }
 
 uint64_t kvs_extent_tag_of(void *argument, uint32_t extent, uint8_t position)

@@ -92,7 +92,7 @@ static int walk_step(struct kvs_store *store, struct kvs_namespace *ns, const st
     kvs_root_order(store, key, order);
     for (uint32_t i = 0; i < store->root_count; i++) {
         struct kvs_extent *extent = NULL;
-        if (kvs_adopt(&store->roots[order[i]], ns, key, &extent) == KVS_REASON_NONE) {
+        if (kvs_adopt(&store->roots[order[i]], ns, key, 1, &extent) == KVS_REASON_NONE) {
             kvs_lock(store);
             kvs_extent_unpin_locked(store, extent);
             kvs_unlock(store);
@@ -102,12 +102,72 @@ static int walk_step(struct kvs_store *store, struct kvs_namespace *ns, const st
     return 0;
 }
 
+/* ---- probes: grid positions are the likely names, so several workers open them ahead ---- */
+
+struct probe {
+    struct kvs_namespace *ns;
+    atomic_uint refs, next;
+    uint32_t count;
+    struct kvs_key keys[];
+};
+
+static void probe_job(struct kvs_root *root, void *argument)
+{
+    struct probe *probe = argument;
+    uint32_t at;
+    while ((at = atomic_fetch_add(&probe->next, 1)) < probe->count) {
+        /* The first name that is missing ends the chain for all of them. */
+        if (!walk_step(root->store, probe->ns, &probe->keys[at])) {
+            atomic_store(&probe->next, probe->count);
+        }
+    }
+    if (atomic_fetch_sub(&probe->refs, 1) == 1) {
+        free(probe);
+    }
+}
+
+static void probes_start(struct kvs_root *root, struct kvs_namespace *ns,
+                         const struct kvs_key *keys, uint64_t from, uint64_t count)
+{
+    uint64_t grid = ns->extent_blocks;
+    uint64_t first = (from / grid + 1) * grid;
+    uint64_t names = first < count ? (count - first + grid - 1) / grid : 0;
+    uint32_t helpers = names < KVS_FILE_WORKERS - 1 ? (uint32_t)names : KVS_FILE_WORKERS - 1;
+    struct probe *probe = names ? malloc(sizeof(*probe) + names * sizeof(probe->keys[0])) : NULL;
+    if (!probe) {
+        return;
+    }
+    probe->ns = ns;
+    probe->count = (uint32_t)names;
+    atomic_init(&probe->next, 0);
+    atomic_init(&probe->refs, helpers + 1);
+    for (uint64_t i = 0; i < names; i++) {
+        probe->keys[i] = keys[first + i * grid];
+    }
+    kvs_lock(root->store);
+    for (uint32_t i = 0; i < helpers; i++) {
+        if (kvs_job_add_locked(root, probe_job, probe, 1) < 0) {
+            atomic_fetch_sub(&probe->refs, 1);
+        }
+    }
+    kvs_unlock(root->store);
+    if (atomic_fetch_sub(&probe->refs, 1) == 1) {
+        free(probe);
+    }
+}
+
 uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *keys,
                   uint64_t count)
 {
     struct kvs_store *store = root->store;
+    enum kvs_reason reason;
+    kvs_lock(store);
+    uint64_t known = kvs_match_locked(store, ns, keys, count, &reason);
+    kvs_unlock(store);
+    if (known < count && walk_step(store, ns, &keys[known])) {
+        probes_start(root, ns, keys, known, count);
+    }
     for (uint64_t steps = 0; steps <= count; steps++) {
-        enum kvs_reason reason;
         kvs_lock(store);
         uint64_t at = kvs_match_locked(store, ns, keys, count, &reason);
         int closing = store->closing;
@@ -122,7 +182,7 @@ uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct 
             return at;
         }
     }
-    return 0;
+    return known;
 }
 
 struct find {

@@ -68,7 +68,7 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
     const struct kvs_key *ours = &writer->keys[made->first + named];
     struct kvs_extent *winner = NULL;
     uint32_t followed = 0;
-    enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, &winner);
+    enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, 0, &winner);
     /* Adopting moved a damaged or foreign file aside; one that vanished left the name free. */
     *aside =
         reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN || reason == KVS_REASON_ABSENT;

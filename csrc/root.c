@@ -128,6 +128,7 @@ int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes
     root->is_owner = 1;
     root->warming = 1;
     kvs_unlock(root->store);
+    kvs_quarantine_count(root);
     return 0;
 }
 
@@ -286,6 +287,7 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
         kvs_lock(root->store);
         error = kvs_job_add_locked(root, kvs_scan_job, NULL, 0);
         kvs_unlock(root->store);
+        kvs_removed_load(root);
     }
     return error;
 }
@@ -311,6 +313,7 @@ void kvs_root_close(struct kvs_root *root)
         root->engine = NULL;
     }
     if (root->lock_fd >= 0) {
+        kvs_removed_save(root);
         fs->calls->unlock(fs, root->fd, owner_lock, root->lock_fd);
     }
     if (root->fd >= 0) {

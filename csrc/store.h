@@ -84,6 +84,9 @@ void kvs_extents_free(struct kvs_store *store);
 void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_reason reason);
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag);
 void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag);
+/* The newest reasons of a root outlive it in <root>/removed.ring. Owner only, no lock held. */
+void kvs_removed_save(struct kvs_root *root);
+void kvs_removed_load(struct kvs_root *root);
 void kvs_absent_note_locked(struct kvs_store *store, uint64_t tag);
 int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag);
 
@@ -109,6 +112,8 @@ enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd
 /* Reads the rest against the namespace's layout; takes fd on success. File workers only. */
 enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, int fd,
                               const struct kvs_extent_header *header, struct kvs_file **out);
+/* Closes a file that no extent holds; file workers only. */
+void kvs_file_discard(struct kvs_file *file);
 void kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
                             struct kvs_file *file);
 void kvs_file_trim_locked(struct kvs_store *store);
@@ -134,9 +139,9 @@ void kvs_wake_all(struct kvs_store *store);
 /* ---- scan.c, adopt.c ---- */
 void kvs_scan_job(struct kvs_root *root, void *argument);
 void kvs_rescan_job(struct kvs_root *root, void *argument);
-/* Takes a file found by name into the index; *out pinned, or NULL with a reason. */
+/* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
-                          const struct kvs_key *name, struct kvs_extent **out);
+                          const struct kvs_key *name, int to_load, struct kvs_extent **out);
 
 /* ---- match.c ---- */
 uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
@@ -213,6 +218,7 @@ void kvs_times_flush_all(struct kvs_store *store);
 
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
+void kvs_quarantine_count(struct kvs_root *root);
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 
 #endif

@@ -50,7 +50,7 @@ struct kvs_queue {
 /* ---- namespaces ---- */
 
 struct kvs_namespace {
-    uint32_t number;
+    uint64_t mix; /* into every tag; from the name, so that tags mean the same in the next life */
     char name[KVS_NAMESPACE_NAME_BYTES];
     uint8_t fingerprint[32];
     int has_layout; /* 0: only seen on disk; counted and evicted, not served */
