@@ -57,9 +57,7 @@ class Layer:
         self.index = index
         self.blocks = blocks  # leading blocks good in layers 0..index, counted from load.start
         self.reason = reason  # of the block that ended them; None when all are good
-        self.ready_ns = (
-            ready_ns  # CLOCK_BOOTTIME when it was verified
-        )
+        self.ready_ns = ready_ns  # CLOCK_BOOTTIME when it was verified
         self._load = load
         self._span_count = spans
         self._spans: list[Span] | None = None

@@ -4,20 +4,22 @@ A dictionary stands for the store, so that only the run is under test here.
 """
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; see mla_prefill/__init__.py
 torch = pytest.importorskip("torch", reason="the MLA runner needs torch: pip install .[mla]")
 
-from mla_prefill.__main__ import main  # noqa: E402
-from mla_prefill.config import ConfigError  # noqa: E402
-from mla_prefill.demo_model import demo_config, make_demo_model  # noqa: E402
-from mla_prefill.model import Model, load_model  # noqa: E402
-from mla_prefill.prefill import Found, Grid, LayerRows, Read, Saved, prefill  # noqa: E402
-from mla_prefill.tokens import encode_prompt, read_ids  # noqa: E402
+from mla_prefill.__main__ import main
+from mla_prefill.config import ConfigError
+from mla_prefill.demo_model import demo_config, make_demo_model
+from mla_prefill.model import Model, load_model
+from mla_prefill.prefill import Found, Grid, LayerRows, Read, Saved, prefill
+from mla_prefill.tokens import encode_prompt, read_ids
 
 BLOCK = 64
 VOCAB = 500
@@ -118,11 +120,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     return found
 
 
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """One torch thread, unless a test is parametrised with more."""
+    before, count = torch.get_num_threads(), getattr(request, "param", 1)
+    torch.set_num_threads(count)
+    yield count
     torch.set_num_threads(before)
 
 
@@ -140,9 +143,11 @@ def filled(model: Model, ids: list[int], **mode: Any) -> tuple[MemoryCache, Any]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float32", "experts"])
-@pytest.mark.parametrize("tokens", [448, 475], ids=["whole blocks", "a tail"])
+@pytest.mark.parametrize(
+    ("threads", "tokens"), [(1, 448), (1, 475), (2, 475)], indirect=["threads"]
+)
 def test_exact_logits_are_bitwise_the_same_for_any_reuse(
-    models: dict[str, Model], threads: int, name: str, tokens: int
+    models: dict[str, Model], name: str, tokens: int
 ) -> None:
     ids = some_ids(tokens)
     cache, cold = filled(models[name], ids, exact=True)
@@ -153,10 +158,9 @@ def test_exact_logits_are_bitwise_the_same_for_any_reuse(
         assert torch.equal(warm.logits, cold), f"{blocks} blocks"
 
 
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 @pytest.mark.parametrize("name", ["bfloat16", "float32", "experts"])
-def test_exact_next_turn_equals_its_own_cold_run(
-    models: dict[str, Model], threads: int, name: str
-) -> None:
+def test_exact_next_turn_equals_its_own_cold_run(models: dict[str, Model], name: str) -> None:
     """What a shorter prompt left must be what the longer one would compute itself."""
     turn, longer = some_ids(300), some_ids(300) + some_ids(277, seed=2)
     cache, _ = filled(models[name], turn, exact=True)

@@ -1,20 +1,21 @@
 """The runner over a real store: bitwise equal, only what is missing computed, damage survived."""
 
-from collections.abc import Iterator
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; see mla_prefill/__init__.py
 torch = pytest.importorskip("torch", reason="the MLA runner needs torch: pip install .[mla]")
 
-import kvstore  # noqa: E402
-from mla_prefill.__main__ import main  # noqa: E402
-from mla_prefill.cache import StoreCache, exact_words, model_layout, open_cache  # noqa: E402
-from mla_prefill.demo_model import demo_config, make_demo_model  # noqa: E402
-from mla_prefill.model import Model, load_model  # noqa: E402
-from mla_prefill.prefill import PrefillResult, prefill  # noqa: E402
+import kvstore
+from mla_prefill.__main__ import main
+from mla_prefill.cache import StoreCache, exact_words, model_layout, open_cache
+from mla_prefill.demo_model import demo_config, make_demo_model
+from mla_prefill.model import Model, load_model
+from mla_prefill.prefill import PrefillResult, prefill
 
 BLOCK = 64
 VOCAB = 500
@@ -56,12 +57,12 @@ def run(path: Path, model: Model, ids: list[int], **mode: Any) -> PrefillResult:
 
 
 @pytest.fixture
-def cold(tmp_path: Path, model: Model, engine: str) -> Iterator[PrefillResult]:
+def cold(tmp_path: Path, model: Model, engine: str) -> PrefillResult:
     """A cold exact run that filled the store at tmp_path."""
     result = run(tmp_path, model, some_ids(TOKENS), engine=engine)
     assert (result.hit_tokens, result.blocks_put) == (0, TOKENS // BLOCK)
     assert result.bytes_written >= 36 * BLOCK * 1152 * 2
-    yield result
+    return result
 
 
 def test_warm_is_bitwise_cold_for_every_kind_of_boundary(

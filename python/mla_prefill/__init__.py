@@ -5,6 +5,13 @@ latents of a prefix that was prefilled before stream in from the store while ear
 What it does not: decode, batch requests, run on a GPU, or serve as a framework.
 """
 
+import os
+
+# Must be set before torch loads its OpenMP library. Threads that spin while they wait fight the
+# store's own thread for the cores: with one busy neighbour on two cores a 1,024-token prefill took
+# more than 100 s spinning and 5 s waiting passively.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 from mla_prefill.config import ConfigError, ModelConfig, read_config
 from mla_prefill.model import Model, load_model
 from mla_prefill.prefill import Found, LayerRows, PrefillResult, PrefixCache, Read, Saved, prefill
