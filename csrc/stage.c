@@ -68,7 +68,9 @@ static struct kvs_region *stage_region_locked(struct kvs_writer *writer,
                                               struct kvs_writer_extent *made, uint32_t layer)
 {
     unsigned waits = 0;
-    while (made->state != KVS_MADE_DROPPED && writer->state != KVS_WRITER_DONE) {
+    /* A layer that was sent is whole: a cell put again is ignored, its region may be gone. */
+    while (made->state != KVS_MADE_DROPPED && writer->state != KVS_WRITER_DONE &&
+           !made->layer_sent[layer]) {
         struct kvs_region *region = made->extent->regions[layer];
         if (region) {
             return region->state == KVS_REGION_STAGING ? region : NULL;
