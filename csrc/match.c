@@ -37,7 +37,10 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
             break;
         }
         if (extent->valid_until_s <= now_s) {
-            *reason = KVS_REASON_EXPIRED;
+            /* A peer may not know that another process renewed it: a walk reads its times. */
+            int sure = store->roots[extent->root].is_owner ||
+                       kvs_absent_known_locked(store, kvs_tag(ns, &keys[at]));
+            *reason = sure ? KVS_REASON_EXPIRED : KVS_REASON_PENDING;
             break;
         }
         at += kvs_extent_follow_locked(extent, position, &keys[at], count - at);
@@ -52,7 +55,7 @@ static void count_lookup(struct kvs_store *store, uint64_t blocks, uint64_t coun
     store->stats.hit_blocks += blocks;
     store->stats.missed_blocks += count - blocks;
     if (reason) {
-        store->stats.misses_by_reason[reason]++;
+        store->stats.misses_by_reason[reason] += count - blocks;
     }
 }
 
@@ -85,18 +88,35 @@ int kvs_contains(struct kvs_cache *cache, const struct kvs_key *key)
     return (int)blocks;
 }
 
-/* One step of a walk: the file named by keys[at], on any root in rendezvous order. */
+/* An extent that expired as far as we know: another process may have renewed it. 1: it is good. */
+static int renewed_elsewhere(struct kvs_store *store, struct kvs_extent *extent)
+{
+    kvs_times_refresh(&store->roots[extent->root], extent);
+    kvs_lock(store);
+    int good = extent->state == KVS_EXTENT_LIVE && extent->valid_until_s > kvs_store_now_s(store);
+    kvs_extent_unpin_locked(store, extent);
+    kvs_unlock(store);
+    return good;
+}
+
+/* One step of a walk: the file named by the key, on any root in rendezvous order. */
 static int walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struct kvs_key *key)
 {
-    uint8_t order[KVS_ROOTS_MAX];
+    uint8_t order[KVS_ROOTS_MAX], position;
+    kvs_lock(store);
+    struct kvs_extent *known = kvs_extent_lookup_locked(store, ns, key, &position);
+    if (known) {
+        kvs_extent_pin_locked(known);
+    }
+    kvs_unlock(store);
+    if (known) {
+        return renewed_elsewhere(store, known);
+    }
     kvs_root_order(store, key, order);
     for (uint32_t i = 0; i < store->root_count; i++) {
         struct kvs_extent *extent = NULL;
         if (kvs_adopt(&store->roots[order[i]], ns, key, 1, &extent) == KVS_REASON_NONE) {
-            kvs_lock(store);
-            kvs_extent_unpin_locked(store, extent);
-            kvs_unlock(store);
-            return 1;
+            return renewed_elsewhere(store, extent);
         }
     }
     return 0;
@@ -172,7 +192,7 @@ uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct 
         uint64_t at = kvs_match_locked(store, ns, keys, count, &reason);
         int closing = store->closing;
         kvs_unlock(store);
-        if (at == count || closing || reason == KVS_REASON_EXPIRED) {
+        if (at == count || closing) {
             return at;
         }
         if (!walk_step(store, ns, &keys[at])) {
