@@ -135,6 +135,7 @@ void kvs_deliver_waiters(struct kvs_store *store, struct kvs_region *region)
     while (region->waiters) {
         struct kvs_waiter *waiter = region->waiters;
         region->waiters = waiter->next;
+        waiter->load->regions_awaited--;
         deliver_one_locked(store, region, waiter);
         kvs_load_drop_locked(waiter->load);
         free(waiter);

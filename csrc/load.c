@@ -213,7 +213,9 @@ void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns)
         struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
         at = at->next;
         if (load->deadline_ns <= now_ns) {
-            int kept = load->state == KVS_LOAD_WAITING || load->held_bytes >= load->reserved_bytes;
+            /* Nothing is on its way and there is no room for the next: views are being kept. */
+            int kept =
+                load->state == KVS_LOAD_WAITING || (load->stalled && load->regions_awaited == 0);
             kvs_load_end_locked(load, kept ? KVS_REASON_POOL : KVS_REASON_DEADLINE);
             at = store->loads.next; /* ending one may have ended others */
         }

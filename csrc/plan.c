@@ -75,6 +75,7 @@ static int waiter_add(struct kvs_region *region, struct kvs_load *load, uint32_t
     *waiter = (struct kvs_waiter){region->waiters, load, layer, span};
     region->waiters = waiter;
     kvs_load_hold_locked(load);
+    load->regions_awaited++;
     load->held_bytes += region->bytes;
     return 0;
 }
@@ -350,6 +351,7 @@ static int plan_one(struct kvs_root *root, struct kvs_load *load)
         } else if (error == -ENOTSUP) {
             error = kvs_plan_region_locked(load, layer, i);
         }
+        load->stalled = error != 0;
         if (error) {
             load->span_hint[root->number] = waiting ? 0 : i;
             return 0;

@@ -89,7 +89,6 @@ def test_one_bad_cell_ends_the_prefix_and_keeps_what_is_below_it(faulty: Faulty)
             assert np.array_equal(last.gather("latent"), expected)
 
 
-@pytest.mark.xfail(strict=True, reason="the core counts reads in flight as views that are kept")
 def test_a_passed_deadline_ends_a_load_with_its_reason(faulty: Faulty) -> None:
     faulty.device.add(Fault.STALL, io=Io.READ, count=0)
     load = faulty.kv.load(faulty.kv.match(faulty.chain), deadline="5s")
