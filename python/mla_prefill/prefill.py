@@ -258,7 +258,7 @@ class _Run:
         find_s = self._now()
         self.reason = found.reason
         try:
-            used, last_row = self._run(found.tokens)
+            used, last_row = self._run(token_ids, found.tokens)
             logits = self.model.logits(last_row)
         except BaseException:
             self.cache.abort()
@@ -286,7 +286,7 @@ class _Run:
             write_handle=self.cache,
         )
 
-    def _run(self, cached: int) -> tuple[int, Tensor]:
+    def _run(self, token_ids: Sequence[int], cached: int) -> tuple[int, Tensor]:
         """Try with `cached` tokens, then with what proved good, until every layer delivers."""
         while True:
             used = self.grid.reusable(cached, len(self.ids))
@@ -294,7 +294,9 @@ class _Run:
             if last_row is not None:
                 return used, last_row
             assert good < used
-            cached = self.grid.reusable(good, len(self.ids))
+            # A damaged block takes its whole extent out of the store: ask anew, do not run into it.
+            still = min(good, self.cache.find(token_ids).tokens)
+            cached = self.grid.reusable(still, len(self.ids))
             self.restarts += 1
 
     def _attempt(self, cached: int, used: int) -> tuple[int, Tensor | None]:
