@@ -88,8 +88,8 @@ void kvs_into_copy(const struct kvs_load *load, uint32_t layer, uint64_t local_b
 /* ---- loads that wait for a region ---- */
 
 static void copy_to_waiter(struct kvs_store *store, struct kvs_region *region,
-                           struct kvs_load *load, uint32_t layer,
-                           const struct kvs_load_span *span, uint32_t good)
+                           struct kvs_load *load, uint32_t layer, const struct kvs_load_span *span,
+                           uint32_t good)
 {
     const uint8_t *cells =
         region->cells + (size_t)(span->position - region->first) * region->cell_bytes;

@@ -114,8 +114,8 @@ static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespa
     if (cell_bytes && buffer) {
         int error = fs->calls->read_at(fs, fd, buffer, header->header_bytes, 0);
         reason = error ? reason_of_errno(error)
-                       : reason_of_verdict(kvs_format_decode_rest(buffer, header, cell_bytes,
-                                                                  file->checksums));
+                       : reason_of_verdict(
+                             kvs_format_decode_rest(buffer, header, cell_bytes, file->checksums));
     }
     if (!reason) {
         uint32_t header_bytes;
@@ -159,11 +159,17 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
     return KVS_REASON_NONE;
 }
 
+void kvs_file_discard(struct kvs_file *file)
+{
+    struct kvs_fs *fs = file->root->store->fs;
+    fs->calls->close(fs, file->fd);
+    file_free(file);
+}
+
 static void close_job(struct kvs_root *root, void *argument)
 {
-    struct kvs_file *file = argument;
-    root->store->fs->calls->close(root->store->fs, file->fd);
-    file_free(file);
+    (void)root;
+    kvs_file_discard(argument);
 }
 
 static void let_go(struct kvs_store *store, struct kvs_file *file)

@@ -47,13 +47,13 @@ _Static_assert(offsetof(struct kvs_disk_header, block_tokens) == 40, "block_toke
 
 enum kvs_section_type {
     KVS_SECTION_FINGERPRINT = 1, /* 32 bytes; page 0, required */
-    KVS_SECTION_CHAIN = 2,       /* struct kvs_disk_chain; page 0, required */
-    KVS_SECTION_KEYS = 3,        /* 32 bytes a block; page 0, required */
-    KVS_SECTION_TOKENS = 4,      /* u32 a block: tokens in it; page 0 */
-    KVS_SECTION_CLASS = 5,       /* struct kvs_disk_class; page 0 */
-    KVS_SECTION_CELLS = 6,       /* u32 a layer: bytes of one cell, 0: no region; required */
-    KVS_SECTION_CHECKSUMS = 7,   /* u64 a cell, [layer][block], XXH3-64; required */
-    KVS_SECTION_EXTRAS = 8       /* 32 bytes a block: SHA-256 of its extras, zero: none */
+    KVS_SECTION_CHAIN = 2, /* struct kvs_disk_chain; page 0, required */
+    KVS_SECTION_KEYS = 3, /* 32 bytes a block; page 0, required */
+    KVS_SECTION_TOKENS = 4, /* u32 a block: tokens in it; page 0 */
+    KVS_SECTION_CLASS = 5, /* struct kvs_disk_class; page 0 */
+    KVS_SECTION_CELLS = 6, /* u32 a layer: bytes of one cell, 0: no region; required */
+    KVS_SECTION_CHECKSUMS = 7, /* u64 a cell, [layer][block], XXH3-64; required */
+    KVS_SECTION_EXTRAS = 8 /* 32 bytes a block: SHA-256 of its extras, zero: none */
 };
 
 enum { KVS_SECTION_REQUIRED = 1 };
@@ -73,8 +73,8 @@ _Static_assert(sizeof(struct kvs_disk_header) +
                "the section table ends before the first section");
 
 struct kvs_disk_chain {
-    uint8_t parent[32];    /* key of the block before, zero when not known or none */
-    uint64_t start;        /* absolute number of block 0, KVS_FORMAT_START_UNKNOWN: not known */
+    uint8_t parent[32]; /* key of the block before, zero when not known or none */
+    uint64_t start; /* absolute number of block 0, KVS_FORMAT_START_UNKNOWN: not known */
     uint32_t parent_known; /* 0 or 1 */
     uint32_t zero;
 };
@@ -106,10 +106,10 @@ struct kvs_extent_header {
 
 enum kvs_verdict {
     KVS_VERDICT_GOOD,
-    KVS_VERDICT_SHORT,    /* fewer bytes than the header needs */
-    KVS_VERDICT_MAGIC,    /* not an extent */
-    KVS_VERDICT_VERSION,  /* of a version this build does not know */
-    KVS_VERDICT_UNKNOWN,  /* has a required section this build does not know */
+    KVS_VERDICT_SHORT, /* fewer bytes than the header needs */
+    KVS_VERDICT_MAGIC, /* not an extent */
+    KVS_VERDICT_VERSION, /* of a version this build does not know */
+    KVS_VERDICT_UNKNOWN, /* has a required section this build does not know */
     KVS_VERDICT_CHECKSUM, /* damaged */
     KVS_VERDICT_MALFORMED /* checksums hold but the fields contradict each other */
 };

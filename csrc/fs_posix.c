@@ -30,12 +30,12 @@ static const struct {
     uint32_t magic;
     const char *name;
 } file_systems[] = {
-    {0xEF53u, "ext4"}, {0x58465342u, "xfs"}, {KVS_FS_BTRFS_MAGIC, "btrfs"},
+    {0xEF53u, "ext4"},      {0x58465342u, "xfs"},   {KVS_FS_BTRFS_MAGIC, "btrfs"},
     {0x01021994u, "tmpfs"}, {0x858458F6u, "ramfs"}, {0x794C7630u, "overlay"},
-    {0xF2F52010u, "f2fs"}, {0x2FC12FC1u, "zfs"}, {0x6969u, "nfs"}, {0x65735546u, "fuse"},
-    {0x00C36400u, "ceph"}, {0x0BD00BD0u, "lustre"}, {0x01021997u, "9p"}, {0xFF534D42u, "cifs"},
-    {0xFE534D42u, "smb2"}, {0x01161970u, "gfs2"}, {0x47504653u, "gpfs"},
-    {0xCA451A4Eu, "bcachefs"},
+    {0xF2F52010u, "f2fs"},  {0x2FC12FC1u, "zfs"},   {0x6969u, "nfs"},
+    {0x65735546u, "fuse"},  {0x00C36400u, "ceph"},  {0x0BD00BD0u, "lustre"},
+    {0x01021997u, "9p"},    {0xFF534D42u, "cifs"},  {0xFE534D42u, "smb2"},
+    {0x01161970u, "gfs2"},  {0x47504653u, "gpfs"},  {0xCA451A4Eu, "bcachefs"},
 };
 
 void kvs_fs_posix_note_lost(struct kvs_fs *fs, uint32_t bits)
@@ -93,8 +93,7 @@ int kvs_fs_posix_make_directory(struct kvs_fs *fs, int root_fd, const char *path
     return make_one_directory(root_fd, prefix);
 }
 
-int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, int noatime,
-                             uint32_t *lost)
+int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, int noatime, uint32_t *lost)
 {
     int extra = O_DIRECT | (noatime ? O_NOATIME : 0);
     for (;;) {
@@ -209,8 +208,8 @@ static uint8_t entry_is_directory(int directory_fd, const struct dirent *entry)
     if (entry->d_type != DT_UNKNOWN) {
         return entry->d_type == DT_DIR;
     }
-    return fstatat(directory_fd, entry->d_name, &file, AT_SYMLINK_NOFOLLOW) == 0
-           && S_ISDIR(file.st_mode);
+    return fstatat(directory_fd, entry->d_name, &file, AT_SYMLINK_NOFOLLOW) == 0 &&
+           S_ISDIR(file.st_mode);
 }
 
 static int posix_list(struct kvs_fs *fs, int root_fd, const char *path, kvs_fs_entry_fn entry,

@@ -20,8 +20,7 @@ enum { KVS_FS_PAGE_BYTES = 4096 }; /* O_DIRECT's alignment, whatever the device 
 int kvs_fs_posix_make_directory(struct kvs_fs *fs, int root_fd, const char *path);
 /* openat with O_DIRECT, and O_NOATIME if `noatime`, dropping what is refused. Into *lost go bits of
  * kvs_fs_lost: what was dropped, to be noted when the open turns out well. */
-int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, int noatime,
-                             uint32_t *lost);
+int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, int noatime, uint32_t *lost);
 void kvs_fs_posix_note_lost(struct kvs_fs *fs, uint32_t bits);
 uint64_t kvs_fs_posix_next_number(struct kvs_fs *fs);
 

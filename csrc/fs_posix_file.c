@@ -31,9 +31,9 @@ static int fresh_name(struct kvs_fs *fs, const char *directory, char name[KVS_FS
     if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random) {
         return -EIO;
     }
-    const int length = snprintf(name, KVS_FS_NAME_BYTES, "%s/kv-%d-%" PRIu64 "-%016" PRIx64 ".tmp",
-                                kvs_fs_posix_path(directory), (int)getpid(),
-                                kvs_fs_posix_next_number(fs), random);
+    const int length =
+        snprintf(name, KVS_FS_NAME_BYTES, "%s/kv-%d-%" PRIu64 "-%016" PRIx64 ".tmp",
+                 kvs_fs_posix_path(directory), (int)getpid(), kvs_fs_posix_next_number(fs), random);
     return length > 0 && length < KVS_FS_NAME_BYTES ? 0 : -ENAMETOOLONG;
 }
 
@@ -98,8 +98,8 @@ static void avoid_copy_on_write(int fd)
 {
     struct statfs space;
     int attributes = 0;
-    if (fstatfs(fd, &space) == 0 && (uint32_t)space.f_type == KVS_FS_BTRFS_MAGIC
-        && ioctl(fd, FS_IOC_GETFLAGS, &attributes) == 0) {
+    if (fstatfs(fd, &space) == 0 && (uint32_t)space.f_type == KVS_FS_BTRFS_MAGIC &&
+        ioctl(fd, FS_IOC_GETFLAGS, &attributes) == 0) {
         attributes |= FS_NOCOW_FL;
         ioctl(fd, FS_IOC_SETFLAGS, &attributes); /* refused: slower, still right */
     }

@@ -162,8 +162,8 @@ static int try_lock(int root_fd, const char *path, char *holder, uint32_t holder
     if (entry == NULL) {
         return -ENOLCK;
     }
-    const int fd = openat(root_fd, path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
-                          0600);
+    const int fd =
+        openat(root_fd, path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd < 0) {
         return -errno;
     }
@@ -177,8 +177,8 @@ static int try_lock(int root_fd, const char *path, char *holder, uint32_t holder
     if (rc == -EBUSY) {
         describe_other(fd, holder, holder_bytes);
     }
-    if (rc == 0 && (fstatat(root_fd, path, &named, AT_SYMLINK_NOFOLLOW) != 0
-                    || named.st_dev != opened.st_dev || named.st_ino != opened.st_ino)) {
+    if (rc == 0 && (fstatat(root_fd, path, &named, AT_SYMLINK_NOFOLLOW) != 0 ||
+                    named.st_dev != opened.st_dev || named.st_ino != opened.st_ino)) {
         rc = -EAGAIN;
     }
     if (rc != 0) {

@@ -143,14 +143,13 @@ static int fault_in(char *base, uint64_t bytes)
     struct fault_work work = {.base = base, .bytes = bytes};
     pthread_t helpers[MAX_HELPERS];
     cpu_set_t usable;
-    unsigned wanted = sched_getaffinity(0, sizeof usable, &usable) == 0
-                          ? (unsigned)CPU_COUNT(&usable) - 1 : 0;
+    unsigned wanted =
+        sched_getaffinity(0, sizeof usable, &usable) == 0 ? (unsigned)CPU_COUNT(&usable) - 1 : 0;
     const uint64_t steps_to_share = (bytes - 1) / FAULT_STEP_BYTES;
     wanted = wanted < MAX_HELPERS ? wanted : MAX_HELPERS;
     wanted = wanted < steps_to_share ? wanted : (unsigned)steps_to_share;
     unsigned started = 0;
-    while (started < wanted
-           && pthread_create(&helpers[started], NULL, fault_steps, &work) == 0) {
+    while (started < wanted && pthread_create(&helpers[started], NULL, fault_steps, &work) == 0) {
         started++;
     }
     fault_steps(&work);

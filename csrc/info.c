@@ -10,7 +10,7 @@
 const char *kvs_reason_name(enum kvs_reason reason)
 {
     static const char *const names[KVS_REASON_COUNT] = {
-        "",       "absent",  "expired",  "evicted",  "deleted", "pending",   "warming",
+        "",        "absent",  "expired",  "evicted",  "deleted", "pending",   "warming",
         "damaged", "foreign", "io_error", "deadline", "pool",    "cancelled", "closed"};
     return (unsigned)reason < KVS_REASON_COUNT ? names[reason] : "unknown";
 }

@@ -268,7 +268,8 @@ static int completion(struct kvs_root *root, struct kvs_io_op *op, struct kvs_io
 }
 
 struct io_round {
-    struct kvs_io_op *pending[2 * BATCH]; /* filled or to be repeated, not taken by the engine yet */
+    struct kvs_io_op
+        *pending[2 * BATCH]; /* filled or to be repeated, not taken by the engine yet */
     unsigned pending_count;
 };
 

@@ -42,9 +42,8 @@ static int32_t transfer(const struct kvs_io_op *op)
 {
     ssize_t moved;
     do { /* workers block every signal: at most a debugger or a freezer interrupts */
-        moved = op->kind == KVS_IO_READ
-                    ? pread(op->fd, op->buffer, op->bytes, (off_t)op->offset)
-                    : pwrite(op->fd, op->buffer, op->bytes, (off_t)op->offset);
+        moved = op->kind == KVS_IO_READ ? pread(op->fd, op->buffer, op->bytes, (off_t)op->offset)
+                                        : pwrite(op->fd, op->buffer, op->bytes, (off_t)op->offset);
     } while (moved < 0 && errno == EINTR);
     return moved < 0 ? -errno : (int32_t)moved;
 }

@@ -375,8 +375,7 @@ static struct kvs_load *next_load(struct kvs_root *root, uint64_t round)
         struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
         uint32_t layer = load->front_layer[root->number];
         if (load->state == KVS_LOAD_RUNNING && load->tried_round[root->number] != round &&
-            layer < load->ns->layer_count &&
-            (!best || layer < best->front_layer[root->number])) {
+            layer < load->ns->layer_count && (!best || layer < best->front_layer[root->number])) {
             best = load;
         }
     }

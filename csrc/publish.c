@@ -1,5 +1,5 @@
 /*
- * publish.c: the file of an extent: made without a name, filled, then linked under a key.
+ * publish.c: a whole file gets its header, its times and then a name.
  *
  * Runs on file workers. Nobody sees a file before its last byte and its times are written; a file
  * is never changed after it has a name.
@@ -8,230 +8,15 @@
  * branches: ours is linked under the first of its keys that the winner lacks. It is torn or foreign:
  * it is moved aside and ours takes the name.
  *
- * Invariants:
- *   1. Bytes are charged before fallocate and refunded when the file is given up.
- *   2. Every try for a name moves forward in the extent's keys or removes what stood in the way.
+ * Invariant: every try for a name moves forward in the extent's keys or removes what stood in the
+ * way, so naming ends.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "store.h"
-
-/* ---- birth ---- */
-
-struct birth {
-    struct kvs_writer *writer; /* held */
-    struct kvs_writer_extent *made;
-};
-
-static int extras_present(const struct kvs_writer *writer, const struct kvs_writer_extent *made)
-{
-    static const struct kvs_key none;
-    for (uint32_t i = 0; writer->extras && i < made->count; i++) {
-        if (memcmp(&writer->extras[made->first + i], &none, sizeof(none)) != 0) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-static int bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
-                       char *path)
-{
-    struct kvs_store *store = root->store;
-    uint32_t bucket;
-    kvs_bucket_of(ns, key, path, &bucket);
-    uint8_t bit = (uint8_t)(1u << (bucket % 8));
-    kvs_lock(store);
-    int there = ns->bucket_made[root->number][bucket / 8] & bit;
-    kvs_unlock(store);
-    int error = there ? 0 : store->fs->calls->make_directory(store->fs, root->fd, path);
-    kvs_lock(store);
-    if (error == 0) {
-        ns->bucket_made[root->number][bucket / 8] |= bit;
-    }
-    ns->bucket_dirty[root->number][bucket / 8] |= bit;
-    kvs_unlock(store);
-    return error;
-}
-
-/* A peer publishes only while an owner keeps the root in bounds. */
-static int owner_missing(struct kvs_root *root)
-{
-    char holder[128];
-    if (root->is_owner) {
-        return 0;
-    }
-    int lock_fd;
-    struct kvs_fs *fs = root->store->fs;
-    int error = fs->calls->lock(fs, root->fd, "owner.lock", holder, sizeof(holder), &lock_fd);
-    if (error == 0) {
-        fs->calls->unlock(fs, root->fd, "owner.lock", lock_fd);
-    }
-    return error != -EBUSY;
-}
-
-/* A file system may be fuller than it says (or out of inodes): evict and try again while that
- * makes progress, a bounded number of times. */
-static int file_allocate(struct kvs_root *root, int fd, uint64_t bytes)
-{
-    struct kvs_fs *fs = root->store->fs;
-    int error = fs->calls->allocate(fs, fd, bytes);
-    for (int i = 0; (error == -ENOSPC || error == -EDQUOT) && i < 8; i++) {
-        if (kvs_evict_one(root, 1) < 0) {
-            break;
-        }
-        error = fs->calls->allocate(fs, fd, bytes);
-    }
-    return error;
-}
-
-static int file_make(struct kvs_root *root, struct kvs_writer *writer,
-                     struct kvs_writer_extent *made, struct kvs_fs_temp *temp)
-{
-    struct kvs_fs *fs = root->store->fs;
-    char bucket[KVS_PATH_BYTES], fallback[KVS_PATH_BYTES];
-    int error = bucket_make(root, writer->ns, &writer->keys[made->first], bucket);
-    if (error < 0) {
-        return error;
-    }
-    snprintf(fallback, sizeof(fallback), "%s/tmp", writer->ns->name);
-    error = fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
-    if (error < 0) {
-        return error;
-    }
-    error = file_allocate(root, temp->fd, made->file_bytes);
-    if (error < 0) {
-        fs->calls->close(fs, temp->fd);
-        if (temp->name[0]) {
-            fs->calls->unlink(fs, root->fd, temp->name);
-        }
-        temp->fd = -1;
-    }
-    return error;
-}
-
-static void create_job(struct kvs_root *root, void *argument)
-{
-    struct birth birth = *(struct birth *)argument;
-    struct kvs_writer *writer = birth.writer;
-    struct kvs_writer_extent *made = birth.made;
-    struct kvs_store *store = root->store;
-    struct kvs_fs_temp temp = {.fd = -1};
-    free(argument);
-    made->with_extras = (uint32_t)extras_present(writer, made);
-    int error = kvs_format_geometry(writer->ns->layer_count, writer->ns->cell_bytes, made->count,
-                                    (int)made->with_extras, &made->header_bytes,
-                                    made->region_offsets, &made->file_bytes);
-    if (!error && owner_missing(root)) {
-        error = -EPERM;
-    }
-    if (!error) {
-        error = kvs_room_charge(root, made->file_bytes);
-        made->charged_bytes = error ? 0 : made->file_bytes;
-    }
-    if (!error) {
-        error = file_make(root, writer, made, &temp);
-    }
-    kvs_lock(store);
-    made->temp = temp;
-    if (made->state == KVS_MADE_CREATING && !error) {
-        made->state = KVS_MADE_READY;
-        kvs_made_send_locked(writer, made);
-    } else {
-        made->state = made->state == KVS_MADE_CREATING ? KVS_MADE_FRESH : made->state;
-        kvs_made_drop_locked(writer, made);
-    }
-    kvs_writer_progress_locked(writer);
-    kvs_writer_drop_locked(writer);
-    kvs_unlock(store);
-}
-
-void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
-{
-    if (made->state != KVS_MADE_FRESH) {
-        return;
-    }
-    made->extent->block_count = (uint8_t)made->count;
-    struct birth *birth = malloc(sizeof(*birth));
-    if (!birth) {
-        kvs_made_drop_locked(writer, made);
-        return;
-    }
-    *birth = (struct birth){writer, made};
-    made->state = KVS_MADE_CREATING;
-    kvs_writer_hold_locked(writer);
-    if (kvs_job_add_locked(&writer->store->roots[made->root], create_job, birth, 0) < 0) {
-        made->state = KVS_MADE_FRESH;
-        kvs_made_drop_locked(writer, made);
-        kvs_writer_drop_locked(writer);
-        free(birth);
-    }
-}
-
-/* ---- giving up ---- */
-
-struct discard {
-    struct kvs_fs_temp temp;
-    uint64_t bytes;
-};
-
-static void discard_job(struct kvs_root *root, void *argument)
-{
-    struct discard *discard = argument;
-    struct kvs_fs *fs = root->store->fs;
-    if (discard->temp.fd >= 0) {
-        fs->calls->close(fs, discard->temp.fd);
-        if (discard->temp.name[0]) {
-            fs->calls->unlink(fs, root->fd, discard->temp.name);
-        }
-    }
-    kvs_lock(root->store);
-    kvs_room_refund_locked(root, discard->bytes);
-    kvs_unlock(root->store);
-    free(discard);
-}
-
-static void discard_later_locked(struct kvs_root *root, struct kvs_writer_extent *made)
-{
-    struct discard *discard = malloc(sizeof(*discard));
-    if ((made->temp.fd < 0 && made->charged_bytes == 0) || !discard) {
-        free(discard);
-        return;
-    }
-    *discard = (struct discard){made->temp, made->charged_bytes};
-    made->temp.fd = -1;
-    made->charged_bytes = 0;
-    if (kvs_job_add_locked(root, discard_job, discard, 0) < 0) {
-        free(discard);
-    }
-}
-
-/* May be called again: what could not be given back while writes were in flight goes then. */
-void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
-{
-    struct kvs_store *store = writer->store;
-    if (made->state == KVS_MADE_PUBLISHED) {
-        return;
-    }
-    if (made->state != KVS_MADE_DROPPED) {
-        int creating = made->state == KVS_MADE_CREATING;
-        made->state = KVS_MADE_DROPPED;
-        writer->stats.blocks_dropped += made->count;
-        store->stats.dropped_blocks += made->count;
-        kvs_stage_clear_locked(writer, made);
-        if (creating) {
-            return; /* the create job comes back here */
-        }
-    }
-    if (made->writes_in_flight == 0) {
-        discard_later_locked(&store->roots[made->root], made);
-    }
-}
-
-/* ---- a name ---- */
 
 static int header_write(struct kvs_root *root, struct kvs_writer *writer,
                         struct kvs_writer_extent *made)
@@ -284,10 +69,18 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
     const struct kvs_key *ours = &writer->keys[made->first + named];
     struct kvs_extent *winner = NULL;
     uint32_t followed = 0;
-    enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, &winner);
-    /* Adopting moved a damaged or foreign file aside; one that vanished left the name free. */
-    *aside = reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN ||
-             reason == KVS_REASON_ABSENT;
+    enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, 1, &winner);
+    /* Adopting moved a damaged file aside; one that vanished, or is just being unlinked, leaves the
+     * name free in a moment. */
+    *aside = reason == KVS_REASON_DAMAGED || reason == KVS_REASON_ABSENT;
+    if (reason == KVS_REASON_FOREIGN && root->is_owner) {
+        char path[KVS_PATH_BYTES];
+        kvs_path_of(writer->ns, ours, path);
+        *aside = kvs_quarantine_move(root, path) == 0;
+    } else if (reason == KVS_REASON_ABSENT) {
+        struct timespec moment = {0, 1000000};
+        nanosleep(&moment, NULL);
+    }
     if (reason) {
         return 0;
     }
@@ -312,12 +105,16 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
     while (*named < made->count && tries++ < 2 * KVS_EXTENT_BLOCKS_MAX) {
         const struct kvs_key *key = &writer->keys[made->first + *named];
         kvs_path_of(writer->ns, key, path);
-        if (bucket_make(root, writer->ns, key, bucket) < 0) {
+        if (kvs_bucket_make(root, writer->ns, key, bucket) < 0) {
             return FAILED;
         }
         int error = fs->calls->link(fs, root->fd, &made->temp, path);
         if (error == 0) {
             return NAMED;
+        }
+        if (error == -ENOENT) {
+            kvs_bucket_forget(root, writer->ns, key); /* its directory was removed under us */
+            continue;
         }
         if (error != -EEXIST) {
             return FAILED;
@@ -380,6 +177,10 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     if (!error) {
         error = fs->calls->stat_fd(fs, made->temp.fd, &stat);
     }
+    if (!error && __atomic_load_n(&fs->lost, __ATOMIC_RELAXED) & KVS_FS_LOST_DIRECT) {
+        /* Through the page cache a later flush() of directories would not be enough. */
+        error = fs->calls->sync_file(fs, made->temp.fd);
+    }
     enum naming naming = error ? FAILED : name_take(root, writer, made, &named);
     kvs_lock(store);
     if (naming == NAMED) {
@@ -419,75 +220,4 @@ void kvs_publish_job(struct kvs_root *root, void *argument)
     kvs_writer_end_locked(writer, KVS_REASON_NONE);
     kvs_writer_drop_locked(writer);
     kvs_unlock(store);
-}
-
-/* ---- flush ---- */
-
-static int flush_namespace(struct kvs_root *root, struct kvs_namespace *ns)
-{
-    struct kvs_store *store = root->store;
-    char path[KVS_PATH_BYTES];
-    int result = 0;
-    for (uint32_t bucket = 0; bucket < KVS_BUCKETS; bucket++) {
-        uint8_t bit = (uint8_t)(1u << (bucket % 8));
-        uint8_t *dirty = &ns->bucket_dirty[root->number][bucket / 8];
-        kvs_lock(store);
-        int sync = *dirty & bit;
-        *dirty = (uint8_t)(*dirty & ~bit);
-        kvs_unlock(store);
-        if (sync) {
-            snprintf(path, sizeof(path), "%s/%03x", ns->name, bucket);
-            int error = store->fs->calls->sync_directory(store->fs, root->fd, path);
-            result = result ? result : error;
-        }
-    }
-    int error = store->fs->calls->sync_directory(store->fs, root->fd, ns->name);
-    return result ? result : error == -ENOENT ? 0 : error;
-}
-
-static void flush_job(struct kvs_root *root, void *argument)
-{
-    struct kvs_ticket *ticket = argument;
-    struct kvs_store *store = root->store;
-    int result = 0;
-    for (uint32_t i = 0; i < store->root_count; i++) {
-        kvs_lock(store);
-        uint32_t count = store->namespace_count;
-        kvs_unlock(store);
-        for (uint32_t j = 0; j < count; j++) {
-            kvs_lock(store);
-            struct kvs_namespace *ns = store->namespaces[j];
-            kvs_unlock(store);
-            int error = flush_namespace(&store->roots[i], ns);
-            result = result ? result : error;
-        }
-    }
-    kvs_lock(store);
-    kvs_ticket_finish_locked(ticket, result);
-    kvs_ticket_drop_locked(ticket);
-    kvs_unlock(store);
-}
-
-int kvs_flush(struct kvs_store *store, struct kvs_ticket **out)
-{
-    int error = kvs_store_check(store);
-    if (error) {
-        return error;
-    }
-    struct kvs_ticket *ticket = kvs_ticket_open(store, 2);
-    if (!ticket) {
-        return -ENOMEM;
-    }
-    kvs_lock(store);
-    error = store->closing ? -ESHUTDOWN
-                           : kvs_job_add_locked(&store->roots[0], flush_job, ticket, 0);
-    if (error) {
-        kvs_ticket_drop_locked(ticket);
-        kvs_ticket_drop_locked(ticket);
-    }
-    kvs_unlock(store);
-    if (!error) {
-        *out = ticket;
-    }
-    return error;
 }

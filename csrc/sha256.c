@@ -109,8 +109,8 @@ static SHA_NI void compress_sha_ni(uint32_t state[8], const uint8_t *chunks, siz
             const __m128i *constants = (const __m128i *)(ROUND_CONSTANTS + 4 * group);
             __m128i *current = &words[group % 4];
             if (group < 4)
-                *current = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)chunks + group),
-                                            byte_swap);
+                *current =
+                    _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)chunks + group), byte_swap);
             else
                 *current = next_words(words, group);
             const __m128i keyed = _mm_add_epi32(*current, _mm_load_si128(constants));

@@ -133,8 +133,8 @@ static int made_plan_locked(struct kvs_writer *writer, uint64_t from, int fixed)
     int error = 0;
     while (at < writer->count && !error) {
         uint8_t position = 0;
-        struct kvs_extent *resident = kvs_extent_lookup_locked(writer->store, writer->ns,
-                                                               &writer->keys[at], &position);
+        struct kvs_extent *resident =
+            kvs_extent_lookup_locked(writer->store, writer->ns, &writer->keys[at], &position);
         if (resident) {
             /* Also an expired one: renewing costs nothing, writing it again would. */
             kvs_extent_touch_locked(writer->store, resident, writer->class_number);
@@ -146,8 +146,8 @@ static int made_plan_locked(struct kvs_writer *writer, uint64_t from, int fixed)
         uint64_t first = at;
         do {
             at++;
-        } while (at < end && !kvs_extent_lookup_locked(writer->store, writer->ns,
-                                                       &writer->keys[at], &position));
+        } while (at < end && !kvs_extent_lookup_locked(writer->store, writer->ns, &writer->keys[at],
+                                                       &position));
         int open_end = !fixed && at == writer->count && at < cut;
         error = made_new(writer, first, (uint32_t)(at - first),
                          (uint32_t)(open_end ? cut - first : at - first), !open_end);

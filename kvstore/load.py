@@ -57,11 +57,14 @@ class Layer:
         self.index = index
         self.blocks = blocks  # leading blocks good in layers 0..index, counted from load.start
         self.reason = reason  # of the block that ended them; None when all are good
-        self.ready_ns = ready_ns  # CLOCK_BOOTTIME when it was verified, however late it is asked for
-        self.released = False
+        self.ready_ns = ready_ns  # CLOCK_BOOTTIME when it was verified
         self._load = load
         self._span_count = spans
         self._spans: list[Span] | None = None
+
+    @property
+    def released(self) -> bool:
+        return self.index in self._load.released
 
     @property
     def reasons(self) -> dict[int, str]:
@@ -101,9 +104,8 @@ class Layer:
 
     def release(self) -> None:
         """Gives the layer's memory back to the pool. Idempotent. Views of it are invalid then."""
-        self.released = True
         self._spans = None
-        self._load.core.release(self.index)
+        self._load.release(self.index)
 
     def __enter__(self) -> "Layer":
         return self
@@ -145,6 +147,7 @@ class Load:
         self.start = lease.hit.start
         self.blocks = lease.hit.blocks
         self._bridges = bridges
+        self.released: set[int] = set()
         self._owns_lease = owns_lease
         self._newest = -1  # highest layer known to be ready, and its good blocks
         self._good = self.blocks
@@ -244,6 +247,11 @@ class Load:
                 yield Span(first, blocks, cells.reshape(blocks, cell_bytes))
 
     # --------------------------------------------------------------------------------- ends
+
+    def release(self, layer: int) -> None:
+        """What `Layer.release` does."""
+        self.released.add(layer)
+        self.core.release(layer)
 
     def cancel(self) -> None:
         """Ends the load at once: layers not ready get reason "cancelled". Memory: see `drained`."""

@@ -73,12 +73,12 @@ static int keep_lost(struct kvs_fs *fs, int rc)
 }
 
 /* `return` the verdict unless the call is to be passed on. */
-#define PASS_OR_RETURN(fs, call)                                                                  \
-    do {                                                                                           \
-        const int verdict_ = judge(fs, call);                                                      \
-        if (verdict_ != PASS) {                                                                    \
-            return verdict_;                                                                       \
-        }                                                                                          \
+#define PASS_OR_RETURN(fs, call)              \
+    do {                                      \
+        const int verdict_ = judge(fs, call); \
+        if (verdict_ != PASS) {               \
+            return verdict_;                  \
+        }                                     \
     } while (0)
 
 static int fault_open_root(struct kvs_fs *fs, const char *path, int create)
@@ -105,8 +105,8 @@ static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
     memset(out, 0, sizeof *out);
     out->fd = -1;
     PASS_OR_RETURN(fs, KVS_FS_OPEN_TEMP);
-    return keep_lost(fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory,
-                                                     fallback_directory, out));
+    return keep_lost(
+        fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out));
 }
 
 static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
@@ -277,8 +277,8 @@ void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault)
     struct fs_fault *fault_fs = self(fs);
     assert(fault->call < KVS_FS_CALL_COUNT && fault->error >= 0);
     assert(fault->error > 0 /* there is no descriptor to drop such a call with */
-           || (fault->call != KVS_FS_OPEN_ROOT && fault->call != KVS_FS_OPEN_READ
-               && fault->call != KVS_FS_OPEN_TEMP && fault->call != KVS_FS_LOCK));
+           || (fault->call != KVS_FS_OPEN_ROOT && fault->call != KVS_FS_OPEN_READ &&
+               fault->call != KVS_FS_OPEN_TEMP && fault->call != KVS_FS_LOCK));
     pthread_mutex_lock(&fault_fs->mutex);
     const int fits = fault_fs->plan_length < KVS_FS_FAULT_PLAN;
     if (fits) {

@@ -116,8 +116,7 @@ static void log_submitted(struct fault_engine *f, const struct kvs_io_op *op, in
     f->log_count++;
 }
 
-static int fault_submit(struct kvs_io_engine *engine, struct kvs_io_op *const *ops,
-                        unsigned count)
+static int fault_submit(struct kvs_io_engine *engine, struct kvs_io_op *const *ops, unsigned count)
 {
     struct fault_engine *f = lock(engine);
     unsigned room = f->face.depth - f->pending_count;
@@ -139,9 +138,8 @@ static struct pending *first_due(struct fault_engine *f)
     struct pending *first = NULL;
     for (unsigned i = 0; i < f->pending_count; i++) {
         struct pending *p = &f->pending[i];
-        if (p->due_ns != NEVER &&
-            (first == NULL || p->due_ns < first->due_ns ||
-             (p->due_ns == first->due_ns && p->sequence < first->sequence))) {
+        if (p->due_ns != NEVER && (first == NULL || p->due_ns < first->due_ns ||
+                                   (p->due_ns == first->due_ns && p->sequence < first->sequence))) {
             first = p;
         }
     }
@@ -261,10 +259,8 @@ int kvs_io_fault_open(struct kvs_virtual_clock *clock, const struct kvs_fault_de
     if (f == NULL) {
         return -ENOMEM;
     }
-    f->face = (struct kvs_io_engine){.calls = &FAULT_CALLS,
-                                     .name = "fault",
-                                     .wake_fd = kvs_wake_open(),
-                                     .depth = device->depth};
+    f->face = (struct kvs_io_engine){
+        .calls = &FAULT_CALLS, .name = "fault", .wake_fd = kvs_wake_open(), .depth = device->depth};
     f->nudge_fd = kvs_wake_open();
     f->clock = clock;
     f->device = *device;
@@ -355,8 +351,7 @@ static int is_settled(struct fault_engine *f)
 
 int kvs_io_fault_settle(struct kvs_io_engine *engine, int timeout_ms)
 {
-    struct timespec until =
-        kvs_timespec(kvs_monotonic_ns() + (int64_t)timeout_ms * 1000000);
+    struct timespec until = kvs_timespec(kvs_monotonic_ns() + (int64_t)timeout_ms * 1000000);
     struct fault_engine *f = lock(engine);
     int waited = 0;
     while (!is_settled(f) && waited != ETIMEDOUT) {

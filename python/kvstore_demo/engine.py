@@ -12,10 +12,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from mla_prefill import LayerRows, Model, PrefillResult, load_model
-from mla_prefill import prefill as run_prefill
-from mla_prefill.cache import StoreCache, model_layout
-from mla_prefill.demo_model import demo_config, make_demo_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,12 +19,15 @@ import kvstore
 from kvstore.load import LoadStats
 from kvstore.testing import raw_read_ceiling
 from kvstore_demo import figures, place
+from mla_prefill import LayerRows, Model, PrefillResult, load_model
+from mla_prefill import prefill as run_prefill
+from mla_prefill.cache import StoreCache, model_layout
+from mla_prefill.demo_model import demo_config, make_demo_model
 
 Step = Callable[[int, int], None]
 
 CAPACITY = "16GB"
 POOL = "1GB"
-CEILING_DEPTHS = [8, 16, 32, 64, 128]
 PAGE = 4096
 OWNER = "kvstore-demo"
 RETAIN = "agent"
@@ -107,7 +106,7 @@ def load(
             store.drop_ram()
             seconds, blocks, stats = _one_load(cache, chain)
             io_bytes = _read_size(stats)
-            ceiling = raw_read_ceiling([str(file) for file in files], io_bytes, CEILING_DEPTHS)
+            ceiling = raw_read_ceiling(files, io_bytes)
             measured.append(
                 figures.LoadRound(
                     gbps=(stats.disk_bytes + stats.ram_bytes) / seconds / 1e9,

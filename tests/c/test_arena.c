@@ -175,8 +175,8 @@ static void test_no_run_crosses_a_piece(void)
     }
     const struct mallinfo2 after = mallinfo2();
     const int counted = after.hblkhd > 0; /* not under AddressSanitizer */
-    const uint64_t kept = after.hblkhd + after.uordblks - before.hblkhd - before.uordblks
-                          - model->units - sizeof *model;
+    const uint64_t kept = after.hblkhd + after.uordblks - before.hblkhd - before.uordblks -
+                          model->units - sizeof *model;
     assert(!counted || kept * 1000 < kvs_arena_bytes(model->arena) * 4); /* below 0.4 % */
     assert(kvs_arena_largest_free(model->arena) == KVS_ARENA_PIECE_BYTES);
     assert(kvs_arena_take(model->arena, KVS_ARENA_PIECE_BYTES + 1) == NULL);

@@ -31,8 +31,8 @@ static int root;
 static void install(struct sock_filter *code, unsigned short length)
 {
     const struct sock_fprog program = {.len = length, .filter = code};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
-        || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
         _exit(CANNOT_FILTER);
     }
 }

@@ -40,13 +40,17 @@ static const uint8_t WRAPPED[KVS_KEY_BYTES] = {
 };
 
 static const struct kvs_extra IMAGE = {
-    .tag = (const uint8_t *)"image", .tag_bytes = 5,
-    .value = (const uint8_t *)"\x01\x02", .value_bytes = 2,
+    .tag = (const uint8_t *)"image",
+    .tag_bytes = 5,
+    .value = (const uint8_t *)"\x01\x02",
+    .value_bytes = 2,
     .token_offset = 64,
 };
 static const struct kvs_extra LORA = {
-    .tag = (const uint8_t *)"lora", .tag_bytes = 4,
-    .value = (const uint8_t *)"a", .value_bytes = 1,
+    .tag = (const uint8_t *)"lora",
+    .tag_bytes = 4,
+    .value = (const uint8_t *)"a",
+    .value_bytes = 1,
     .token_offset = 0,
 };
 

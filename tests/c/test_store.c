@@ -156,7 +156,8 @@ static void load_into_memory(struct kvs_cache *cache, const struct kvs_key *keys
     struct kvs_target targets[sizeof(part_bytes) / sizeof(part_bytes[0])];
     uint8_t *memory[5];
     for (uint32_t part = 0; part < 5; part++) {
-        memory[part] = aligned_alloc(4096, (size_t)(BLOCKS + 1) * part_bytes[part] / 4096 * 4096 + 8192);
+        memory[part] =
+            aligned_alloc(4096, (size_t)(BLOCKS + 1) * part_bytes[part] / 4096 * 4096 + 8192);
         targets[part] = (struct kvs_target){memory[part] + shift, part_bytes[part]};
     }
     struct kvs_into into = {targets, TOKENS, NULL, 0};

@@ -1,0 +1,251 @@
+/*
+ * birth.c: the file of an extent before it has a name: room in the budget, a nameless file of the
+ * final length, and giving all of it back when the extent is dropped.
+ *
+ * Runs on file workers, except where a name ends in _locked.
+ *
+ * Invariants:
+ *   1. Bytes are charged before fallocate and refunded when the file is given up.
+ *   2. A dropped extent gives its file back only after the last write on it came back.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store.h"
+
+int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
+                    char *path)
+{
+    struct kvs_store *store = root->store;
+    uint32_t bucket;
+    kvs_bucket_of(ns, key, path, &bucket);
+    uint8_t bit = (uint8_t)(1u << (bucket % 8));
+    kvs_lock(store);
+    int there = ns->bucket_made[root->number][bucket / 8] & bit;
+    kvs_unlock(store);
+    int error = there ? 0 : store->fs->calls->make_directory(store->fs, root->fd, path);
+    kvs_lock(store);
+    if (error == 0) {
+        ns->bucket_made[root->number][bucket / 8] |= bit;
+    }
+    ns->bucket_dirty[root->number][bucket / 8] |= bit;
+    kvs_unlock(store);
+    return error;
+}
+
+void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key)
+{
+    char path[KVS_PATH_BYTES];
+    uint32_t bucket;
+    kvs_bucket_of(ns, key, path, &bucket);
+    kvs_lock(root->store);
+    ns->bucket_made[root->number][bucket / 8] &= (uint8_t)~(1u << (bucket % 8));
+    kvs_unlock(root->store);
+}
+
+struct birth {
+    struct kvs_writer *writer; /* held */
+    struct kvs_writer_extent *made;
+};
+
+static int extras_present(const struct kvs_writer *writer, const struct kvs_writer_extent *made)
+{
+    static const struct kvs_key none;
+    for (uint32_t i = 0; writer->extras && i < made->count; i++) {
+        if (memcmp(&writer->extras[made->first + i], &none, sizeof(none)) != 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A peer publishes only while an owner keeps the root in bounds. */
+static int owner_missing(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    char holder[128];
+    kvs_lock(store);
+    int64_t now_ns = kvs_store_now_ns(store);
+    int sure =
+        root->is_owner || (root->owner_seen_ns && now_ns - root->owner_seen_ns < KVS_NS_PER_S);
+    kvs_unlock(store);
+    if (sure) {
+        return 0;
+    }
+    int lock_fd;
+    int error =
+        store->fs->calls->lock(store->fs, root->fd, "owner.lock", holder, sizeof(holder), &lock_fd);
+    if (error == 0) {
+        store->fs->calls->unlock(store->fs, root->fd, "owner.lock", lock_fd);
+    }
+    kvs_lock(store);
+    root->owner_seen_ns = error == -EBUSY ? now_ns : 0;
+    kvs_unlock(store);
+    return error != -EBUSY;
+}
+
+/* A file system may be fuller than it says (or out of inodes): evict and try again while that
+ * makes progress, a bounded number of times. */
+static int file_allocate(struct kvs_root *root, int fd, uint64_t bytes)
+{
+    struct kvs_fs *fs = root->store->fs;
+    int error = fs->calls->allocate(fs, fd, bytes);
+    for (int i = 0; (error == -ENOSPC || error == -EDQUOT) && i < 8; i++) {
+        if (kvs_evict_one(root, 1) < 0) {
+            break;
+        }
+        error = fs->calls->allocate(fs, fd, bytes);
+    }
+    return error;
+}
+
+static int file_make(struct kvs_root *root, struct kvs_writer *writer,
+                     struct kvs_writer_extent *made, struct kvs_fs_temp *temp)
+{
+    struct kvs_fs *fs = root->store->fs;
+    char bucket[KVS_PATH_BYTES], fallback[KVS_PATH_BYTES];
+    int error = kvs_bucket_make(root, writer->ns, &writer->keys[made->first], bucket);
+    if (error < 0) {
+        return error;
+    }
+    snprintf(fallback, sizeof(fallback), "%s/tmp", writer->ns->name);
+    error = fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
+    if (error == -ENOENT) {
+        /* An operator removed the directory under us: make it again, once. */
+        kvs_bucket_forget(root, writer->ns, &writer->keys[made->first]);
+        error = kvs_bucket_make(root, writer->ns, &writer->keys[made->first], bucket);
+        error = error ? error : fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
+    }
+    if (error < 0) {
+        return error;
+    }
+    error = file_allocate(root, temp->fd, made->file_bytes);
+    if (error < 0) {
+        fs->calls->close(fs, temp->fd);
+        if (temp->name[0]) {
+            fs->calls->unlink(fs, root->fd, temp->name);
+        }
+        temp->fd = -1;
+    }
+    return error;
+}
+
+static void create_job(struct kvs_root *root, void *argument)
+{
+    struct birth birth = *(struct birth *)argument;
+    struct kvs_writer *writer = birth.writer;
+    struct kvs_writer_extent *made = birth.made;
+    struct kvs_store *store = root->store;
+    struct kvs_fs_temp temp = {.fd = -1};
+    free(argument);
+    made->with_extras = (uint32_t)extras_present(writer, made);
+    int error = kvs_format_geometry(writer->ns->layer_count, writer->ns->cell_bytes, made->count,
+                                    (int)made->with_extras, &made->header_bytes,
+                                    made->region_offsets, &made->file_bytes);
+    if (!error && owner_missing(root)) {
+        error = -EPERM;
+    }
+    if (!error) {
+        error = kvs_room_charge(root, made->file_bytes);
+        made->charged_bytes = error ? 0 : made->file_bytes;
+    }
+    if (!error) {
+        error = file_make(root, writer, made, &temp);
+    }
+    kvs_lock(store);
+    made->temp = temp;
+    if (made->state == KVS_MADE_CREATING && !error) {
+        made->state = KVS_MADE_READY;
+        kvs_made_send_locked(writer, made);
+    } else {
+        made->state = made->state == KVS_MADE_CREATING ? KVS_MADE_FRESH : made->state;
+        kvs_made_drop_locked(writer, made);
+    }
+    kvs_writer_progress_locked(writer);
+    kvs_writer_drop_locked(writer);
+    kvs_unlock(store);
+}
+
+void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+{
+    if (made->state != KVS_MADE_FRESH) {
+        return;
+    }
+    made->extent->block_count = (uint8_t)made->count;
+    struct birth *birth = malloc(sizeof(*birth));
+    if (!birth) {
+        kvs_made_drop_locked(writer, made);
+        return;
+    }
+    *birth = (struct birth){writer, made};
+    made->state = KVS_MADE_CREATING;
+    kvs_writer_hold_locked(writer);
+    if (kvs_job_add_locked(&writer->store->roots[made->root], create_job, birth, 0) < 0) {
+        made->state = KVS_MADE_FRESH;
+        kvs_made_drop_locked(writer, made);
+        kvs_writer_drop_locked(writer);
+        free(birth);
+    }
+}
+
+/* ---- giving up ---- */
+
+struct discard {
+    struct kvs_fs_temp temp;
+    uint64_t bytes;
+};
+
+static void discard_job(struct kvs_root *root, void *argument)
+{
+    struct discard *discard = argument;
+    struct kvs_fs *fs = root->store->fs;
+    if (discard->temp.fd >= 0) {
+        fs->calls->close(fs, discard->temp.fd);
+        if (discard->temp.name[0]) {
+            fs->calls->unlink(fs, root->fd, discard->temp.name);
+        }
+    }
+    kvs_lock(root->store);
+    kvs_room_refund_locked(root, discard->bytes);
+    kvs_unlock(root->store);
+    free(discard);
+}
+
+static void discard_later_locked(struct kvs_root *root, struct kvs_writer_extent *made)
+{
+    struct discard *discard = malloc(sizeof(*discard));
+    if ((made->temp.fd < 0 && made->charged_bytes == 0) || !discard) {
+        free(discard);
+        return;
+    }
+    *discard = (struct discard){made->temp, made->charged_bytes};
+    made->temp.fd = -1;
+    made->charged_bytes = 0;
+    if (kvs_job_add_locked(root, discard_job, discard, 0) < 0) {
+        free(discard);
+    }
+}
+
+/* May be called again: what could not be given back while writes were in flight goes then. */
+void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+{
+    struct kvs_store *store = writer->store;
+    if (made->state == KVS_MADE_PUBLISHED) {
+        return;
+    }
+    if (made->state != KVS_MADE_DROPPED) {
+        int creating = made->state == KVS_MADE_CREATING;
+        made->state = KVS_MADE_DROPPED;
+        writer->stats.blocks_dropped += made->count;
+        store->stats.dropped_blocks += made->count;
+        kvs_stage_clear_locked(writer, made);
+        if (creating) {
+            return; /* the create job comes back here */
+        }
+    }
+    if (made->writes_in_flight == 0) {
+        discard_later_locked(&store->roots[made->root], made);
+    }
+}

@@ -1,0 +1,402 @@
+/*
+ * types.h: the structs of a running store, one group per concern. Who owns what: store.h.
+ */
+#ifndef KVS_TYPES_H
+#define KVS_TYPES_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "arena.h"
+#include "format.h"
+#include "index.h"
+#include "kvs.h"
+#include "list.h"
+
+#define KVS_NS_PER_S 1000000000ll
+
+enum {
+    KVS_FILE_WORKERS = 4,          /* per root: cold opens run in parallel */
+    KVS_PIECE_BYTES = 1 << 20,     /* one device operation at most */
+    KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
+    KVS_BUCKETS = 4096,            /* directories of a namespace: 3 hex digits */
+    KVS_PATH_BYTES = KVS_FS_NAME_BYTES,
+    KVS_OWNER_BYTES = 64,
+    KVS_REMOVED_SLOTS = 1 << 16,
+    KVS_ABSENT_SLOTS = 1 << 12
+};
+
+/* ---- tickets ---- */
+
+struct kvs_ticket {
+    struct kvs_store *store; /* held */
+    struct kvs_queue *queue;
+    struct kvs_ticket *next_in_queue;
+    uint64_t token;
+    int64_t result;
+    int refs;
+    int done;
+};
+
+struct kvs_queue {
+    struct kvs_store *store; /* held */
+    struct kvs_link link;    /* in store->queues */
+    uint64_t *tokens;        /* ring of what take() has not fetched */
+    uint32_t head, count, room;
+    int fd;
+};
+
+/* ---- namespaces ---- */
+
+struct kvs_namespace {
+    uint64_t mix; /* into every tag; from the name, so that tags mean the same in the next life */
+    char name[KVS_NAMESPACE_NAME_BYTES];
+    uint8_t fingerprint[32];
+    int has_layout; /* 0: only seen on disk; counted and evicted, not served */
+    uint32_t layer_count, block_tokens, extent_blocks;
+    uint32_t *cell_bytes;  /* [layer_count] */
+    uint32_t *part_counts; /* [layer_count] */
+    uint32_t *part_first;  /* [layer_count]: index of the layer's first part */
+    uint32_t *part_bytes;  /* all parts, layer after layer */
+    uint32_t part_total;
+    uint64_t block_bytes;
+    uint64_t largest_cell;
+    char *description;
+    uint8_t bucket_made[KVS_ROOTS_MAX][KVS_BUCKETS / 8];
+    uint8_t bucket_dirty[KVS_ROOTS_MAX][KVS_BUCKETS / 8]; /* names since the last flush */
+};
+
+struct kvs_cache {
+    struct kvs_store *store; /* held */
+    struct kvs_namespace *ns;
+};
+
+/* ---- extents ---- */
+
+enum kvs_extent_state { KVS_EXTENT_WRITING, KVS_EXTENT_LIVE, KVS_EXTENT_GONE };
+
+struct kvs_file;
+struct kvs_region;
+
+struct kvs_extent {
+    struct kvs_link lru;   /* store->roots[root].lru, first = most recent */
+    struct kvs_link dirty; /* roots[root].dirty_times, first = oldest change */
+    struct kvs_namespace *ns;
+    struct kvs_file *file;      /* open file, held; NULL: closed */
+    struct kvs_region **regions; /* [ns->layer_count] RAM tier, or NULL */
+    struct kvs_key name;        /* key of block `named` */
+    uint64_t start;             /* absolute number of block 0 of the file, or unknown */
+    uint64_t physical_bytes;    /* charged to the root */
+    int64_t valid_until_s, last_use_s, written_use_s, created_s;
+    int64_t dirty_since_ns;
+    int64_t expiry_key_s; /* as in the heap; valid_until_s may have grown since */
+    uint32_t number, root, pins;
+    uint32_t expiry_slot; /* place in the heap + 1; 0: not in it */
+    uint8_t state, class_number, block_count, named;
+    uint8_t opening, unlink_wanted, quarantine_wanted;
+    uint8_t scanned;
+    uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
+    uint64_t tags[];      /* [block_count], see kvs_tag() */
+};
+
+/* An open extent file with its verified header. Shared by loads, kept by the fd cache. */
+struct kvs_file {
+    struct kvs_link lru; /* store->files, first = most recent; out of it while its extent is gone */
+    struct kvs_extent *extent; /* NULL once the extent let go of it */
+    struct kvs_root *root;
+    int fd;
+    uint32_t refs; /* loads and transfers; the extent's own reference is not counted */
+    uint32_t layer_count, block_count;
+    struct kvs_key *keys; /* [block_count] */
+    uint64_t *region_offsets; /* [layer_count] */
+    uint64_t *checksums; /* [layer][block] */
+};
+
+/* ---- the pool's regions ---- */
+
+enum kvs_region_state { KVS_REGION_READING, KVS_REGION_STAGING, KVS_REGION_READY, KVS_REGION_BAD };
+
+struct kvs_waiter {
+    struct kvs_waiter *next;
+    struct kvs_load *load; /* held */
+    uint32_t layer, span;
+};
+
+/* Cells [first, first + count) of one layer of one extent, in arena memory. */
+struct kvs_region {
+    struct kvs_link lru; /* store->cached while READY and refs == 0 */
+    struct kvs_extent *extent; /* NULL when the extent let go of it */
+    struct kvs_waiter *waiters;
+    uint8_t *memory; /* the arena's */
+    uint8_t *cells; /* first cell, inside memory */
+    uint64_t bytes; /* of memory */
+    uint32_t layer, cell_bytes;
+    uint32_t refs;
+    uint8_t first, count, good, state; /* good: leading cells that passed */
+    uint8_t reason; /* enum kvs_reason when good < count */
+};
+
+/* ---- transfers: what the I/O thread moves ---- */
+
+enum kvs_transfer_kind { KVS_TRANSFER_REGION, KVS_TRANSFER_DIRECT, KVS_TRANSFER_WRITE };
+
+struct kvs_transfer {
+    struct kvs_transfer *next;
+    enum kvs_transfer_kind kind;
+    int fd;
+    uint64_t file_offset;
+    uint8_t *memory;
+    uint64_t bytes, submitted;
+    uint32_t in_flight;
+    int32_t error;
+    uint8_t retried;
+    struct kvs_file *file; /* held (reads) */
+    struct kvs_region *region; /* held (REGION, WRITE) */
+    struct kvs_load *load; /* held (DIRECT) */
+    uint32_t layer, span; /* DIRECT */
+    uint8_t position, count; /* DIRECT: cells of the extent in this run */
+    struct kvs_writer *writer; /* held (WRITE) */
+    struct kvs_writer_extent *made; /* WRITE */
+};
+
+struct kvs_slot {
+    struct kvs_io_op op;
+    struct kvs_transfer *transfer;
+    struct kvs_slot *next_free;
+    uint64_t piece_start; /* in the transfer */
+    uint32_t piece_bytes, tries;
+};
+
+/* ---- jobs of the file workers ---- */
+
+struct kvs_job {
+    struct kvs_job *next;
+    void (*run)(struct kvs_root *root, void *argument);
+    void *argument;
+};
+
+/* ---- roots ---- */
+
+struct kvs_root {
+    struct kvs_store *store;
+    uint32_t number;
+    char path[1024];
+    uint8_t uuid[16];
+    int fd, lock_fd; /* lock_fd -1: not the owner */
+    int is_owner, warming, reserve_hit;
+    struct kvs_io_engine *engine;
+    char engine_why[160];
+    int register_error;
+    /* I/O thread: slots are its own; queues under the lock */
+    pthread_t io_thread;
+    int io_running, io_asleep;
+    struct kvs_slot *slots, *free_slot;
+    uint32_t slot_count, ops_in_flight, ops_in_flight_max;
+    uint64_t bytes_in_flight, bytes_in_flight_max;
+    struct kvs_transfer *reads, **reads_tail; /* planned, not wholly submitted */
+    struct kvs_transfer *writes, **writes_tail;
+    uint64_t read_bytes_queued, plan_round;
+    struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
+    /* file workers */
+    pthread_t workers[KVS_FILE_WORKERS];
+    uint32_t worker_count, workers_busy;
+    int workers_stop;
+    struct kvs_job *jobs, **jobs_tail, *urgent_jobs, **urgent_tail;
+    pthread_cond_t job_ready;
+    /* capacity */
+    uint64_t capacity_bytes, reserve_bytes, used_bytes;
+    struct kvs_fs_space space;
+    int64_t space_read_ns;
+    struct kvs_link lru, dirty_times;
+    struct kvs_extent **expiry; /* min-heap by expiry_key_s */
+    uint32_t expiry_count, expiry_room;
+    int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
+    int64_t rescan_from_s;
+    int rescanning;
+    int expiring;
+    uint32_t quarantine_count;
+    uint64_t quarantine_sequence;
+};
+
+/* ---- leases ---- */
+
+struct kvs_lease {
+    struct kvs_store *store; /* held */
+    struct kvs_link link; /* store->leases while alive */
+    struct kvs_namespace *ns;
+    struct kvs_key *keys; /* [end] */
+    uint64_t first, end;
+    struct kvs_extent **pinned;
+    uint32_t pinned_count, refs, holds; /* holds: handles of its owner; refs: with running loads */
+    int retention, alive;
+    uint32_t loads_running;
+    int64_t timeout_ns, ends_ns;
+    char owner[KVS_OWNER_BYTES];
+};
+
+/* ---- loads ---- */
+
+enum kvs_load_state { KVS_LOAD_RESOLVING, KVS_LOAD_WAITING, KVS_LOAD_RUNNING, KVS_LOAD_ENDED };
+
+struct kvs_load_span {
+    struct kvs_extent *extent; /* pinned until the load ends */
+    struct kvs_file *file; /* held once attached */
+    uint64_t first_block; /* absolute */
+    uint32_t next_layer; /* not planned yet */
+    uint8_t position, count; /* cells in the extent */
+    uint8_t root, failed;
+};
+
+struct kvs_run { /* one span of one layer */
+    struct kvs_region *region; /* held for the reader, NULL with caller memory */
+    uint16_t direct_pending; /* transfers straight into caller memory */
+    uint8_t reread; /* one of them failed its check: once more, through the pool */
+};
+
+struct kvs_load_layer_state {
+    uint32_t pending; /* spans not done */
+    uint64_t good; /* leading blocks, counted from first */
+    uint64_t blocks; /* once ready: min over layers 0..this */
+    uint8_t reason, ready, released;
+    int64_t ready_ns;
+    struct kvs_ticket *ticket; /* held */
+};
+
+struct kvs_load {
+    struct kvs_store *store; /* held */
+    struct kvs_link link; /* store->loads until ended */
+    struct kvs_lease *lease; /* held */
+    struct kvs_namespace *ns;
+    struct kvs_load_span *spans;
+    uint32_t span_count, refs, flags;
+    struct kvs_run *runs; /* [layer][span] */
+    struct kvs_load_layer_state *layers;
+    uint32_t layers_ready;
+    uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
+    uint64_t tried_round[KVS_ROOTS_MAX];
+    uint64_t first, blocks; /* of the lease */
+    uint64_t good;
+    uint8_t good_reason, state, closed;
+    int64_t deadline_ns; /* boot clock */
+    uint64_t held_bytes, reserved_bytes;
+    uint64_t sequence;
+    uint32_t memory_users;
+    struct kvs_ticket *drained;
+    struct kvs_into into; /* own copies; targets NULL: pool */
+    uint8_t *block_memory;
+    struct kvs_load_stats stats;
+};
+
+/* ---- writers ---- */
+
+enum kvs_made_state {
+    KVS_MADE_FRESH,
+    KVS_MADE_CREATING,
+    KVS_MADE_READY,
+    KVS_MADE_PUBLISHED,
+    KVS_MADE_DROPPED
+};
+
+struct kvs_writer_extent {
+    struct kvs_extent *extent; /* pinned; regions[] hold the staged cells */
+    uint64_t first; /* absolute */
+    uint32_t count, count_max; /* blocks; count_max: up to the grid cut */
+    uint8_t state, fixed;
+    uint32_t cells_missing, writes_in_flight;
+    uint32_t root;
+    uint8_t *have; /* [layer][count_max] */
+    uint8_t *layer_sent; /* [layer] */
+    uint32_t *layer_have; /* [layer] */
+    uint64_t *checksums; /* [layer][count_max] */
+    struct kvs_fs_temp temp; /* fd -1: none */
+    uint64_t charged_bytes;
+    uint32_t header_bytes, with_extras;
+    uint64_t file_bytes;
+    uint64_t *region_offsets;
+};
+
+enum kvs_writer_state { KVS_WRITER_OPEN, KVS_WRITER_COMMITTING, KVS_WRITER_DONE };
+
+struct kvs_writer {
+    struct kvs_store *store; /* held */
+    struct kvs_link link; /* store->writers */
+    struct kvs_namespace *ns;
+    struct kvs_key *keys; /* [count] */
+    struct kvs_key *extras; /* [count] digests, or NULL */
+    uint64_t start, count, key_room;
+    uint32_t flags, refs, puts_pending;
+    uint8_t state, class_number, publishing;
+    struct kvs_writer_extent **made;
+    uint32_t made_count, made_room;
+    struct kvs_ticket *commit; /* held */
+    struct kvs_writer_stats stats;
+};
+
+struct kvs_put {
+    struct kvs_put *next;
+    struct kvs_writer *writer; /* held */
+    struct kvs_ticket *ticket; /* held */
+    uint32_t layer;
+    uint64_t first, count;
+    struct kvs_source sources[KVS_PARTS_MAX];
+};
+
+/* ---- the store ---- */
+
+struct kvs_removed {
+    uint64_t tag;
+    int64_t when_s;
+    uint32_t reason, zero;
+};
+
+struct kvs_absent {
+    uint64_t tag;
+    int64_t when_ns;
+};
+
+struct kvs_store {
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a ticket was finished, or a count that someone waits for fell */
+    atomic_int refs;
+    unsigned fork_generation;
+    int closing; /* 1: no new work, 2: threads leave */
+    atomic_int is_closing; /* the same for checks without the lock */
+    struct kvs_fs *fs;
+    int owns_fs;
+    struct kvs_clock *clock;
+    int64_t opened_boot_ns, opened_wall_s;
+    struct kvs_root roots[KVS_ROOTS_MAX];
+    uint32_t root_count;
+    enum kvs_role role;
+    struct kvs_class classes[KVS_CLASSES_MAX];
+    uint32_t class_count, default_class;
+    int64_t min_age_s;
+    uint32_t manual_ticks;
+    struct kvs_namespace **namespaces;
+    uint32_t namespace_count;
+    struct kvs_index *index;
+    struct kvs_extent **extents; /* by number; NULL: free */
+    uint32_t extent_count, extent_room, *free_numbers, free_number_count;
+    uint64_t live_extents, live_blocks;
+    struct kvs_arena *arena;
+    struct kvs_link cached; /* evictable regions, first = most recent */
+    uint64_t cached_bytes, staging_bytes;
+    uint32_t region_count;
+    struct kvs_link files;
+    uint32_t file_count, file_max;
+    struct kvs_link queues, leases, loads, writers;
+    uint32_t lease_count;
+    uint64_t load_sequence, reserved_total;
+    pthread_t copier, keeper;
+    int copier_running, keeper_running;
+    struct kvs_put *puts, **puts_tail;
+    pthread_cond_t put_ready, keeper_wake;
+    uint32_t writes_in_flight; /* transfers of kind WRITE queued or running */
+    struct kvs_link unlinking; /* extents whose file is being unlinked: nobody adopts it */
+    struct kvs_removed *removed;
+    struct kvs_absent *absent;
+    struct kvs_stats stats;
+};
+
+#endif
