@@ -139,6 +139,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     if (!header) {
         return KVS_REASON_IO_ERROR;
     }
+    kvs_name_clear(root, ns, name);
     kvs_path_of(ns, name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
     if (!reason && (!header_is_of(header, ns) || !header_has_key(header, name))) {

@@ -200,9 +200,17 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 int kvs_evict_one(struct kvs_root *root, int force);
-/* Unlinks a forgotten extent's file and gives its bytes back; argument pinned extent. */
-void kvs_unlink_job(struct kvs_root *root, void *extent);
 void kvs_expire_locked(struct kvs_root *root);
+
+/* ---- leave.c ---- */
+/* Forgets a live extent. A kvs_leave_job must follow; if it cannot be queued, the file stays until
+ * somebody needs its name. */
+void kvs_leave_locked(struct kvs_store *store, struct kvs_extent *extent, enum kvs_reason reason);
+/* Unlinks or moves the file, gives its bytes back, drops the pin of kvs_leave_locked. */
+void kvs_leave_job(struct kvs_root *root, void *extent);
+/* File workers: afterwards no forgotten extent has its file under this name. */
+void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,
+                    const struct kvs_key *name);
 
 /* ---- keeper.c, times.c ---- */
 void *kvs_keeper_thread(void *store);

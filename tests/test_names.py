@@ -283,6 +283,27 @@ def test_a_put_after_expiry_hits_at_once(ticks: bool, tmp_path: Path) -> None:
             }
 
 
+def test_a_commit_hits_though_its_names_are_just_being_given_up(tmp_path: Path) -> None:
+    """Expired extents leave the index at once and their files a little later."""
+    clock = VirtualClock()
+    with opened(tmp_path, clock) as store:
+        kv = store.cache(LAYOUT)
+        chains = [kv.keys(tokens(("given up", turn), 3)) for turn in range(60)]
+        firsts, seconds = [[Steps(kv, chain) for chain in chains] for _ in range(2)]
+        for steps in firsts + seconds:
+            steps.open()
+            steps.put()
+        for steps in firsts:
+            steps.commit()
+        clock.advance(8 * 24 * HOURS)
+        store.tick()
+        for steps in seconds:
+            steps.commit()
+        for chain in chains:
+            assert_whole(kv, chain)
+        assert_disk_is_sound(tmp_path, store)
+
+
 def test_a_put_over_an_expired_file_that_only_the_disk_knows_renews_it(tmp_path: Path) -> None:
     clock = VirtualClock()
     with opened(tmp_path, clock) as owner, opened(tmp_path, clock, role="peer") as peer:
