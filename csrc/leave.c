@@ -7,7 +7,8 @@
  * (kvs_name_clear) does the job at once, or waits for the worker that is at it.
  *
  * Invariants:
- *   1. A file leaves its name once, by whoever comes first; bytes are given back then.
+ *   1. A file leaves its name once, by whoever comes first; its bytes are given back then, or
+ *      when the last read of it is over.
  *   2. Nobody waits for a job that is only queued, so the workers cannot wait for each other.
  */
 #include <assert.h>
@@ -51,13 +52,13 @@ static void file_leave(struct kvs_root *root, struct kvs_extent *extent)
         kvs_lock(store);
         extent->leaving = KVS_LEAVING_NOT;
         kvs_list_remove(&extent->lru);
-        kvs_room_refund_locked(root, extent->physical_bytes);
         root->space.free_bytes += how == KVS_LEAVING_UNLINK ? extent->physical_bytes : 0;
-        extent->physical_bytes = 0;
-        kvs_file_release_locked(store, extent);
         pthread_cond_broadcast(&store->changed);
     }
     kvs_unlock(store);
+    if (how) {
+        kvs_file_end(root, extent);
+    }
 }
 
 void kvs_leave_job(struct kvs_root *root, void *argument)

@@ -103,6 +103,8 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent);
 struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
+/* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
+void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);

@@ -113,6 +113,7 @@ struct kvs_file {
     struct kvs_key *keys; /* [block_count] */
     uint64_t *region_offsets; /* [layer_count] */
     uint64_t *checksums; /* [layer][block] */
+    uint64_t charged_bytes; /* unlinked: the root's until this is closed */
 };
 
 /* ---- the pool's regions ---- */

@@ -38,7 +38,9 @@ HOURS = 3600
 
 
 @contextmanager
-def opened(root: Path, clock: VirtualClock | None = None, *, role: str = "owner") -> Iterator[Store]:
+def opened(
+    root: Path, clock: VirtualClock | None = None, *, role: str = "owner"
+) -> Iterator[Store]:
     injected = Injection(clock=clock, manual_ticks=True) if clock else None
     with open_blocking(root, capacity="1GB", pool="16MB", role=role, _testing=injected) as store:
         yield store
