@@ -85,8 +85,11 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
         return 0;
     }
     kvs_lock(store);
-    followed = kvs_extent_follow_locked(winner, winner->named, ours, made->count - named);
-    kvs_extent_touch_locked(store, winner, writer->class_number);
+    *aside = winner->state != KVS_EXTENT_LIVE; /* went a moment ago: it gives up the name */
+    if (!*aside) {
+        followed = kvs_extent_follow_locked(winner, winner->named, ours, made->count - named);
+        kvs_extent_touch_locked(store, winner, writer->class_number);
+    }
     kvs_extent_unpin_locked(store, winner);
     kvs_unlock(store);
     return followed;
@@ -108,6 +111,7 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         if (kvs_bucket_make(root, writer->ns, key, bucket) < 0) {
             return FAILED;
         }
+        kvs_name_clear(root, writer->ns, key);
         int error = fs->calls->link(fs, root->fd, &made->temp, path);
         if (error == 0) {
             return NAMED;

@@ -111,6 +111,8 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent);
 struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
+/* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
+void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
@@ -214,9 +216,17 @@ void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 int kvs_evict_one(struct kvs_root *root, int force);
 /* Later times that another process wrote to the file; file workers only. */
 void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
-/* Unlinks a forgotten extent's file and gives its bytes back; argument pinned extent. */
-void kvs_unlink_job(struct kvs_root *root, void *extent);
 void kvs_expire_locked(struct kvs_root *root);
+
+/* ---- leave.c ---- */
+/* Forgets a live extent. A kvs_leave_job must follow; if it cannot be queued, the file stays until
+ * somebody needs its name. */
+void kvs_leave_locked(struct kvs_store *store, struct kvs_extent *extent, enum kvs_reason reason);
+/* Unlinks or moves the file, gives its bytes back, drops the pin of kvs_leave_locked. */
+void kvs_leave_job(struct kvs_root *root, void *extent);
+/* File workers: afterwards no forgotten extent has its file under this name. */
+void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,
+                    const struct kvs_key *name);
 
 /* ---- keeper.c ---- */
 void *kvs_keeper_thread(void *store);
