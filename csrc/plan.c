@@ -382,11 +382,18 @@ static struct kvs_load *next_load(struct kvs_root *root, uint64_t round)
     return best;
 }
 
-void kvs_plan_reads_locked(struct kvs_root *root, uint64_t bytes)
+/* No more is planned than can be submitted: a queue would make loads that start later wait. */
+static int can_submit_more(const struct kvs_root *root)
+{
+    return root->reads_queued < root->slot_count - root->ops_in_flight &&
+           root->bytes_in_flight + root->read_bytes_queued < root->bytes_in_flight_max;
+}
+
+void kvs_plan_reads_locked(struct kvs_root *root)
 {
     struct kvs_load *load;
     uint64_t round = ++root->plan_round;
-    while (root->read_bytes_queued < bytes && (load = next_load(root, round)) != NULL) {
+    while (can_submit_more(root) && (load = next_load(root, round)) != NULL) {
         kvs_load_hold_locked(load);
         if (!plan_one(root, load)) {
             load->tried_round[root->number] = round;

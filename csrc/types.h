@@ -197,6 +197,7 @@ struct kvs_root {
     struct kvs_transfer *reads, **reads_tail; /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;
     uint64_t read_bytes_queued, plan_round;
+    uint32_t reads_queued;
     struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
     /* file workers */
     pthread_t workers[KVS_FILE_WORKERS];
