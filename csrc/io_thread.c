@@ -92,6 +92,9 @@ static void give_up(struct kvs_root *root, struct kvs_transfer *transfer, int er
     }
     transfer->submitted = transfer->bytes;
     leave_queue(root, transfer);
+    if (transfer->kind == KVS_TRANSFER_REGION) {
+        transfer->region->state = KVS_REGION_BAD; /* nobody joins what will not be whole */
+    }
 }
 
 static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer)
