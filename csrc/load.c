@@ -207,14 +207,24 @@ void kvs_load_admit_locked(struct kvs_store *store)
     kvs_wake_all(store);
 }
 
+/* The layer that is awaited is not wholly planned for want of room: views are being kept. While its
+ * reads are under way it is the device that is late. */
+static int waits_for_room(const struct kvs_load *load)
+{
+    int waits = load->state == KVS_LOAD_WAITING;
+    for (uint32_t root = 0; root < load->store->root_count; root++) {
+        waits |= (load->starved_roots >> root & 1) && load->front_layer[root] <= load->layers_ready;
+    }
+    return waits;
+}
+
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns)
 {
     for (struct kvs_link *at = store->loads.next; at != &store->loads;) {
         struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
         at = at->next;
         if (load->deadline_ns <= now_ns) {
-            int kept = load->state == KVS_LOAD_WAITING || load->held_bytes >= load->reserved_bytes;
-            kvs_load_end_locked(load, kept ? KVS_REASON_POOL : KVS_REASON_DEADLINE);
+            kvs_load_end_locked(load, waits_for_room(load) ? KVS_REASON_POOL : KVS_REASON_DEADLINE);
             at = store->loads.next; /* ending one may have ended others */
         }
     }

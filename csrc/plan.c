@@ -351,9 +351,11 @@ static int plan_one(struct kvs_root *root, struct kvs_load *load)
             error = kvs_plan_region_locked(load, layer, i);
         }
         if (error) {
+            load->starved_roots |= 1u << root->number;
             load->span_hint[root->number] = waiting ? 0 : i;
             return 0;
         }
+        load->starved_roots &= ~(1u << root->number);
         span->next_layer++;
         load->span_hint[root->number] = waiting ? 0 : i + 1;
         return 1;

@@ -275,6 +275,7 @@ struct kvs_load {
     uint32_t layers_ready;
     uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
     uint64_t tried_round[KVS_ROOTS_MAX];
+    uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
     uint64_t first, blocks; /* of the lease */
     uint64_t good;
     uint8_t good_reason, state, closed;
