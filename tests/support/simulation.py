@@ -74,7 +74,8 @@ def simulated(
         until(lambda: not store.info().roots[0].warming)
         simulation = Simulated(store, clock, device, layout, blocks)
         yield simulation
-        finish_device(simulation)
+        if not store.core.closed:
+            finish_device(simulation)
 
 
 def finish_device(simulation: Simulated) -> None:
