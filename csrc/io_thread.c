@@ -250,7 +250,6 @@ static void deliver_hits(struct kvs_root *root)
         kvs_unlock(store);
         kvs_deliver_waiters(store, hit->region);
         kvs_lock(store);
-        kvs_region_drop_locked(store, hit->region);
         free(hit);
     }
     kvs_unlock(store);
