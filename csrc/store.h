@@ -172,9 +172,11 @@ void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);
+/* Pool bytes that others than `load` may count on: running loads, and the next to be admitted. */
+uint64_t kvs_load_promised_locked(const struct kvs_load *load);
 void kvs_load_spans_locked(struct kvs_load *load);
-/* Turns the next spans into transfers until the root has `bytes` queued. */
-void kvs_plan_reads_locked(struct kvs_root *root, uint64_t bytes);
+/* Turns the next spans into transfers, as many as the device can be given now. */
+void kvs_plan_reads_locked(struct kvs_root *root);
 /* One span through the pool: 0, or -EAGAIN when there is no room now. */
 int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
 /* The same straight into caller memory: 0, or -ENOTSUP when alignment forbids it. */

@@ -200,6 +200,7 @@ struct kvs_root {
     struct kvs_transfer *reads, **reads_tail; /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;
     uint64_t read_bytes_queued, plan_round;
+    uint32_t reads_queued;
     struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
     /* file workers */
     pthread_t workers[KVS_FILE_WORKERS];
@@ -279,6 +280,7 @@ struct kvs_load {
     uint32_t layers_ready;
     uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
     uint64_t tried_round[KVS_ROOTS_MAX];
+    uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
     uint64_t first, blocks; /* of the lease */
     uint64_t good;
     uint8_t good_reason, state, closed;
