@@ -159,11 +159,17 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
     return KVS_REASON_NONE;
 }
 
+void kvs_file_discard(struct kvs_file *file)
+{
+    struct kvs_fs *fs = file->root->store->fs;
+    fs->calls->close(fs, file->fd);
+    file_free(file);
+}
+
 static void close_job(struct kvs_root *root, void *argument)
 {
-    struct kvs_file *file = argument;
-    root->store->fs->calls->close(root->store->fs, file->fd);
-    file_free(file);
+    (void)root;
+    kvs_file_discard(argument);
 }
 
 static void let_go(struct kvs_store *store, struct kvs_file *file)

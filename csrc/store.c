@@ -160,6 +160,7 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
     kvs_list_init(&store->leases);
     kvs_list_init(&store->loads);
     kvs_list_init(&store->writers);
+    kvs_list_init(&store->unlinking);
     store->removed = calloc(KVS_REMOVED_SLOTS, sizeof(*store->removed));
     store->absent = calloc(KVS_ABSENT_SLOTS, sizeof(*store->absent));
     store->fs = options->fs;

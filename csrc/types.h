@@ -50,7 +50,7 @@ struct kvs_queue {
 /* ---- namespaces ---- */
 
 struct kvs_namespace {
-    uint32_t number;
+    uint64_t mix; /* into every tag; from the name, so that tags mean the same in the next life */
     char name[KVS_NAMESPACE_NAME_BYTES];
     uint8_t fingerprint[32];
     int has_layout; /* 0: only seen on disk; counted and evicted, not served */
@@ -211,9 +211,10 @@ struct kvs_root {
     struct kvs_link lru, dirty_times;
     struct kvs_extent **expiry; /* min-heap by expiry_key_s */
     uint32_t expiry_count, expiry_room;
-    int64_t lock_tried_ns, rescan_ns;
+    int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
     int64_t rescan_from_s;
     int rescanning;
+    int expiring;
     uint32_t quarantine_count;
     uint64_t quarantine_sequence;
 };
@@ -392,6 +393,7 @@ struct kvs_store {
     struct kvs_put *puts, **puts_tail;
     pthread_cond_t put_ready, keeper_wake;
     uint32_t writes_in_flight; /* transfers of kind WRITE queued or running */
+    struct kvs_link unlinking; /* extents whose file is being unlinked: nobody adopts it */
     struct kvs_removed *removed;
     struct kvs_absent *absent;
     struct kvs_stats stats;

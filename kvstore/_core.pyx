@@ -101,7 +101,8 @@ def chain_keys(tokens, uint32_t block_tokens, bytes salt, extras):
     cdef uint32_t extra_count = <uint32_t>len(plain)
     PyObject_GetBuffer(tokens, &view, PyBUF_SIMPLE)
     cdef uint64_t count = <uint64_t>view.len // 4
-    cdef bytes keys = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(count // block_tokens) * KEY_BYTES)
+    cdef Py_ssize_t key_total = <Py_ssize_t>(count // block_tokens)
+    cdef bytes keys = PyBytes_FromStringAndSize(NULL, key_total * KEY_BYTES)
     cdef kvs_key *out = <kvs_key *>PyBytes_AS_STRING(keys)
     cdef const uint8_t *salt_at = <const uint8_t *>PyBytes_AS_STRING(salt)
     cdef uint32_t salt_bytes = <uint32_t>len(salt)
@@ -427,10 +428,11 @@ cdef class Store(Handle):
         self.handle = NULL
         if handle is NULL or not self.mine():
             return
-        for engine in self.testing[2]:
-            (<FaultEngine>engine).handle = NULL  # the store closes its engines
         with nogil:
             kvs_close(handle)
+        for engine in self.testing[2]:
+            if engine is not None:
+                (<FaultEngine>engine).handle = NULL  # the store closed it
         sweep()
 
     def tick(self):
@@ -639,7 +641,7 @@ cdef class Load(Handle):
         return ticket_of(kvs_load_drained(self.open_handle()))
 
     def layer(self, uint32_t layer):
-        """(good leading blocks, reason or None, spans, boot ns when ready), None while not ready."""
+        """(good leading blocks, reason or None, spans, boot ns when ready); None: not ready."""
         cdef kvs_layer answer
         cdef int code = kvs_load_layer(self.open_handle(), layer, &answer)
         if code == -EAGAIN:
