@@ -124,7 +124,7 @@ async def check_bytes(bench: Bench) -> None:
 
 
 async def measure(bench: Bench, ceiling: Ceiling, rounds: int) -> dict[str, Figures]:
-    """Rows by name. The ceiling is sampled before, between and after, in turn with the loads."""
+    """Rows by name. The ceiling is sampled in turn with the loads."""
     rows: dict[str, Callable[[Bench], Awaitable[float]]] = {"pool": load_pool}
     if bench.memory is not None:
         rows["caller memory"] = load_caller
@@ -141,8 +141,8 @@ async def measure(bench: Bench, ceiling: Ceiling, rounds: int) -> dict[str, Figu
 def report(
     bench: Bench, ceiling: Ceiling, rows: dict[str, Figures], put: Figures, place: Any
 ) -> dict[str, Any]:
-    who, depth, best = ceiling.best
     info = bench.store.info()
+    tops = {"fresh": ceiling.best("fresh"), "hot": ceiling.best("hot", "fio")}
     return {
         "command": command_line(),
         "bytes": bench.nbytes,
@@ -151,20 +151,21 @@ def report(
         "store": pages_line(info),
         "huge_coverage": info.pool.huge_coverage,
         "fallbacks": info.fallbacks,
-        "ceiling": {
-            "who": who,
-            "depth": depth,
+        "ceilings": {
+            name: {"who": who, "depth": depth, "gbps": best.median, "rounds": best.values}
+            for name, (who, depth, best) in tops.items()
+        },
+        "raw": {
             "io_bytes": ceiling.io_bytes,
             "engine": ceiling.engine,
             "registered": ceiling.registered,
             "fio": ceiling.fio_note or "ran",
-            "gbps": best.median,
-            "rounds": best.values,
         },
         "loads": {
             name: {
                 "gbps": row.median,
-                "share": row.median / best.median,
+                "share": row.median / tops["fresh"][2].median,
+                "share_of_hot": row.median / tops["hot"][2].median,
                 "rounds": row.values,
             }
             for name, row in rows.items()
@@ -174,17 +175,23 @@ def report(
 
 
 def render(found: dict[str, Any]) -> str:
-    top = found["ceiling"]
-    place = found["place"]
+    raw, place = found["raw"], found["place"]
     lines = [
         f"{found['blocks']} blocks, {found['bytes'] / 2**30:.2f} GiB; GB/s: median (low to high)",
-        f"ceiling        {Figures(top['rounds'])}  {top['who']}, depth {top['depth']},"
-        f" {top['io_bytes']} bytes a read, {top['engine']}; {top['fio']}",
+        *(
+            f"ceiling, {name:<6}{Figures(top['rounds'])}  {top['who']}, depth {top['depth']}"
+            for name, top in found["ceilings"].items()
+        ),
     ]
     for name, row in found["loads"].items():
-        lines.append(f"{name:<14} {Figures(row['rounds'])}  share {row['share']:.3f}")
+        lines.append(
+            f"{name:<15}{Figures(row['rounds'])}  share {row['share']:.3f} of fresh,"
+            f" {row['share_of_hot']:.3f} of hot"
+        )
     lines += [
         f"put            {Figures(found['put']['rounds'])}  until published, no fsync",
+        f"raw reads      {raw['io_bytes']} bytes, {raw['engine']}"
+        f" ({'registered' if raw['registered'] else 'not registered'}); {raw['fio']}",
         f"store          {found['store']}",
         f"on             {place['device']}, {place['file_system']} ({place['mount_options']}),"
         f" Linux {place['kernel']}, {place['cpus']} cpus",
@@ -216,7 +223,12 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             put = await put_all(bench)
             await check_bytes(bench)
             paths = sorted(Path(folder).glob("*/*/*.kv"))
-            ceiling = Ceiling(paths, layout.blocks_per_extent * CELL_BYTES, options.seconds)
+            ceiling = Ceiling(
+                paths,
+                layout.blocks_per_extent * CELL_BYTES,
+                memory_bytes=min(nbytes, store.info().pool.bytes),
+                seconds=options.seconds,
+            )
             rows = await measure(bench, ceiling, options.rounds)
             return report(bench, ceiling, rows, put, place)
 
@@ -226,7 +238,9 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where, on the disk measured")
     parser.add_argument("--blocks", type=int, default=960, help="64 tokens, 4.5 MB each")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.25, help="of raw reads per depth")
+    parser.add_argument(
+        "--seconds", type=float, default=0.2, help="of raw reads per depth and kind"
+    )
     parser.add_argument("--pool", default="1GB")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--no-caller", action="store_true", help="without the caller-memory row")

@@ -40,27 +40,36 @@ class Figures:
 
 @dataclass
 class Ceiling:
-    """Raw reads of the same files in the same run, a sample of every depth in each round."""
+    """Raw reads of the same files in the same run, a sample of every depth in each round.
+
+    Two kinds, by name: "fresh" fills memory_bytes round and round, as whoever keeps what it reads;
+    "hot" reads into `depth` buffers again and again (fio does that, too), which then stay in the
+    processor's cache.
+    """
 
     paths: Sequence[Path]
     io_bytes: int
+    memory_bytes: int
     seconds: float
     depths: Sequence[int] = DEPTHS
-    samples: dict[int, list[float]] = field(default_factory=dict)
-    fio_samples: dict[int, list[float]] = field(default_factory=dict)
+    samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     fio_note: str = "fio is not installed"
 
     def __post_init__(self) -> None:
         names = [os.fsencode(path) for path in self.paths]
-        self._reader = _core.RawReader(names, self.io_bytes, max(self.depths))
-        self.engine = self._reader.engine
-        self.registered = self._reader.registered
+        self._readers = {
+            kind: _core.RawReader(names, self.io_bytes, max(self.depths), memory)
+            for kind, memory in (("fresh", self.memory_bytes), ("hot", 0))
+        }
+        self.engine = self._readers["fresh"].engine
+        self.registered = self._readers["fresh"].registered
 
     def sample(self) -> None:
         """One round; on the thread that made this."""
-        for depth in self.depths:
-            moved, ns = self._reader.run(depth, round(self.seconds * 1e9))
-            self.samples.setdefault(depth, []).append(moved / ns)
+        for kind, reader in self._readers.items():
+            for depth in self.depths:
+                moved, ns = reader.run(depth, round(self.seconds * 1e9))
+                self.samples.setdefault((kind, depth), []).append(moved / ns)
 
     def sample_fio(self) -> None:
         """The same by fio, where it is installed and gets huge pages."""
@@ -69,18 +78,17 @@ class Ceiling:
         try:
             for depth in self.depths:
                 gbps = fio_gbps(self.paths, self.io_bytes, depth, self.seconds)
-                self.fio_samples.setdefault(depth, []).append(gbps)
+                self.samples.setdefault(("fio", depth), []).append(gbps)
             self.fio_note = ""
         except (subprocess.SubprocessError, KeyError, ValueError) as error:
             self.fio_note = f"fio could not run (are huge pages reserved?): {error}"
 
-    @property
-    def best(self) -> tuple[str, int, Figures]:
-        """(who, depth, figures) of the highest median."""
+    def best(self, *kinds: str) -> tuple[str, int, Figures]:
+        """(kind, depth, figures) of the highest median among these kinds."""
         every = [
-            (who, depth, Figures(values))
-            for who, found in (("raw loop", self.samples), ("fio", self.fio_samples))
-            for depth, values in found.items()
+            (kind, depth, Figures(values))
+            for (kind, depth), values in self.samples.items()
+            if kind in kinds
         ]
         return max(every, key=lambda one: one[2].median)
 

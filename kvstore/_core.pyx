@@ -872,7 +872,8 @@ cdef class RawReader:
 
     cdef kvs_raw_reader *handle
 
-    def __cinit__(self, list paths not None, uint32_t io_bytes, uint32_t depth_max):
+    def __cinit__(self, list paths not None, uint32_t io_bytes, uint32_t depth_max,
+                  uint64_t memory_bytes):
         cdef const char **array = <const char **>calloc(len(paths) + 1, sizeof(char *))
         cdef uint32_t count = <uint32_t>len(paths)
         cdef bytes path
@@ -883,7 +884,8 @@ cdef class RawReader:
             for i, path in enumerate(paths):
                 array[i] = PyBytes_AS_STRING(path)  # owned by `paths`
             with nogil:
-                code = kvs_raw_reader_open(array, count, io_bytes, depth_max, &self.handle)
+                code = kvs_raw_reader_open(array, count, io_bytes, depth_max, memory_bytes,
+                                           &self.handle)
         finally:
             free(array)
         check(code, "opening files for raw reads (O_DIRECT)")

@@ -385,7 +385,7 @@ cdef extern from "testing/raw_read.h" nogil:
         int64_t ns
 
     int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                            uint32_t depth_max, kvs_raw_reader **out)
+                            uint32_t depth_max, uint64_t memory_bytes, kvs_raw_reader **out)
     int kvs_raw_reader_run(kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
                            kvs_raw_result *out)
     const char *kvs_raw_reader_engine(const kvs_raw_reader *reader)

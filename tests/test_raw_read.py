@@ -21,10 +21,11 @@ def test_a_ceiling_is_the_best_of_its_depths(tmp_path: Path) -> None:
     assert found["engine"] in ("io_uring", "threads")
 
 
-def test_one_read_at_a_time_walks_whole_files_tails_included(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", [0, 5 * 65536])
+def test_one_read_at_a_time_walks_whole_files_tails_included(tmp_path: Path, memory: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(65536 + 4096 + 100))
-    reader = _core.RawReader([os.fsencode(path)], 65536, 2)
+    reader = _core.RawReader([os.fsencode(path)], 65536, 2, memory)
     assert [reader.run(1, 0)[0] for _ in range(4)] == [65536, 4096, 65536, 4096]
     assert reader.run(2, 0)[0] == 65536 + 4096
 

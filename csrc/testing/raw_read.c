@@ -33,7 +33,9 @@ struct kvs_raw_reader {
     uint32_t file_count, io_bytes, depth_max;
     uint32_t file; /* the next read */
     uint64_t offset;
-    struct kvs_io_op *ops; /* [depth_max], each with memory of its own */
+    struct kvs_io_op *ops; /* [depth_max] */
+    void **buffers;        /* [buffer_count] */
+    uint32_t buffer_count, buffer, walked; /* the next one; how many are walked, 0: none */
 };
 
 static int file_open(struct raw_file *file, const char *path)
@@ -60,14 +62,15 @@ static int files_open(struct kvs_raw_reader *reader, const char *const *paths, u
     return total ? 0 : -EINVAL;
 }
 
-/* One allocation per read: none crosses a registered piece. */
+/* One allocation per buffer: none crosses a registered piece. */
 static int memory_open(struct kvs_raw_reader *reader)
 {
-    uint64_t bytes = (uint64_t)reader->io_bytes * reader->depth_max;
-    int error = kvs_arena_open(bytes + bytes / 8, &reader->arena);
-    for (uint32_t i = 0; !error && i < reader->depth_max; i++) {
-        reader->ops[i].buffer = kvs_arena_take(reader->arena, reader->io_bytes);
-        error = reader->ops[i].buffer ? 0 : -ENOMEM;
+    uint64_t bytes = (uint64_t)reader->io_bytes * reader->buffer_count;
+    reader->buffers = calloc(reader->buffer_count, sizeof(*reader->buffers));
+    int error = reader->buffers ? kvs_arena_open(bytes + bytes / 8, &reader->arena) : -ENOMEM;
+    for (uint32_t i = 0; !error && i < reader->buffer_count; i++) {
+        reader->buffers[i] = kvs_arena_take(reader->arena, reader->io_bytes);
+        error = reader->buffers[i] ? 0 : -ENOMEM;
     }
     return error;
 }
@@ -88,10 +91,10 @@ static int engine_open(struct kvs_raw_reader *reader)
 }
 
 int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                        uint32_t depth_max, struct kvs_raw_reader **out)
+                        uint32_t depth_max, uint64_t memory_bytes, struct kvs_raw_reader **out)
 {
     if (path_count == 0 || io_bytes == 0 || io_bytes % ALIGN || io_bytes > KVS_IO_MAX_BYTES ||
-        depth_max == 0 || depth_max > DEPTH_LIMIT) {
+        depth_max == 0 || depth_max > DEPTH_LIMIT || memory_bytes / io_bytes > UINT32_MAX / 2) {
         return -EINVAL;
     }
     struct kvs_raw_reader *reader = calloc(1, sizeof(*reader));
@@ -101,6 +104,8 @@ int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t 
     reader->io_bytes = io_bytes;
     reader->depth_max = depth_max;
     reader->file_count = path_count;
+    reader->walked = (uint32_t)(memory_bytes / io_bytes);
+    reader->buffer_count = reader->walked > depth_max ? reader->walked : depth_max;
     reader->files = malloc(path_count * sizeof(*reader->files));
     reader->ops = calloc(depth_max, sizeof(*reader->ops));
     for (uint32_t i = 0; reader->files && i < path_count; i++) {
@@ -126,6 +131,10 @@ static void aim(struct kvs_raw_reader *reader, struct kvs_io_op *op)
     }
     const struct raw_file *file = &reader->files[reader->file];
     uint64_t left = file->bytes - reader->offset;
+    if (reader->walked) {
+        op->buffer = reader->buffers[reader->buffer];
+        reader->buffer = (reader->buffer + 1) % reader->buffer_count;
+    }
     op->kind = KVS_IO_READ;
     op->fd = file->fd;
     op->offset = reader->offset;
@@ -157,6 +166,7 @@ int kvs_raw_reader_run(struct kvs_raw_reader *reader, uint32_t depth, int64_t du
     *out = (struct kvs_raw_result){0};
     for (uint32_t i = 0; !error && i < depth; i++) {
         ops[0] = &reader->ops[i];
+        ops[0]->buffer = reader->buffers[i];
         in_flight += send(reader, ops, 1, &error);
     }
     while (in_flight) {
@@ -201,6 +211,7 @@ void kvs_raw_reader_close(struct kvs_raw_reader *reader)
         kvs_arena_close(reader->arena);
     }
     free(reader->files);
+    free(reader->buffers);
     free(reader->ops);
     free(reader);
 }

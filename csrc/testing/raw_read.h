@@ -1,6 +1,7 @@
 /*
- * raw_read.h: what the device gives without a store: whole files read round and round with O_DIRECT,
- * straight on an engine, into huge-page memory registered with it. The denominator of benches.
+ * raw_read.h: what the device gives without a store: whole files read round and round with
+ * O_DIRECT, straight on an engine, into huge-page memory registered with it. The denominator of
+ * benches.
  *
  * Verifies nothing, delivers nothing. A reader belongs to the thread that runs it.
  */
@@ -16,10 +17,11 @@ struct kvs_raw_result {
     int64_t ns; /* from the first submission to the last completion */
 };
 
-/* Opens the files and memory for `depth_max` reads of io_bytes (a multiple of 4096, at most 64 MiB).
- * -EINVAL: a wrong size, or no file holds 4096 bytes. */
+/* Opens the files for reads of io_bytes (a multiple of 4096, at most 64 MiB), at most depth_max in
+ * flight. They fill memory_bytes round and round; 0: each read in flight has one buffer that it
+ * uses again and again. -EINVAL: a wrong size, or no file holds 4096 bytes. */
 int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                        uint32_t depth_max, struct kvs_raw_reader **out);
+                        uint32_t depth_max, uint64_t memory_bytes, struct kvs_raw_reader **out);
 /* Keeps `depth` reads in flight for duration_ns, then waits for the last. 0, or what a read said. */
 int kvs_raw_reader_run(struct kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
                        struct kvs_raw_result *out);
