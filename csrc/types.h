@@ -288,8 +288,6 @@ struct kvs_load {
     uint64_t held_bytes, reserved_bytes;
     uint64_t sequence;
     uint32_t memory_users;
-    uint32_t regions_awaited; /* reads through the pool that are not delivered yet */
-    int stalled; /* the next read found no room */
     struct kvs_ticket *drained;
     struct kvs_into into; /* own copies; targets NULL: pool */
     uint8_t *block_memory;
