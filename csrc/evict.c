@@ -5,8 +5,8 @@
  * Runs on file workers (marking expired extents runs under the lock on the keeper).
  *
  * Invariants:
- *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes never
- *      exceeds capacity_bytes by what the owner writes.
+ *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes
+ *      never exceeds capacity_bytes by what the owner writes.
  *   2. Pinned extents are never chosen. Only the owner evicts.
  *   3. Every loop ends: each round unlinks something or stops.
  */

@@ -1,7 +1,7 @@
 /*
  * load.c: the life of a load as its caller sees it: layers becoming ready, release, cancel, end,
- * drained. How it starts is in load_open.c, which reads are made in plan.c, what happens to bytes in
- * deliver.c.
+ * drained. How it starts is in load_open.c, which reads are made in plan.c, what happens to bytes
+ * in deliver.c.
  *
  * States: RESOLVING (names are walked) -> WAITING (for a share of the pool) -> RUNNING -> ENDED.
  *

@@ -5,8 +5,8 @@
  * is never changed after it has a name.
  *
  * When the name is taken: the winner covers our blocks: renew it and drop ours. It is shorter or
- * branches: ours is linked under the first of its keys that the winner lacks. It is torn or foreign:
- * it is moved aside and ours takes the name.
+ * branches: ours is linked under the first of its keys that the winner lacks. It is torn or
+ * foreign: it is moved aside and ours takes the name.
  *
  * Invariant: every try for a name moves forward in the extent's keys or removes what stood in the
  * way, so naming ends.
@@ -221,7 +221,7 @@ void kvs_publish_job(struct kvs_root *root, void *argument)
     }
     kvs_lock(store);
     kvs_chain_touch_locked(store, writer->ns, writer->keys, writer->count, writer->class_number);
-    kvs_writer_end_locked(writer, KVS_REASON_NONE);
+    kvs_writer_end_locked(writer);
     kvs_writer_drop_locked(writer);
     kvs_unlock(store);
 }

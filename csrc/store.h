@@ -1,7 +1,7 @@
 /*
  * store.h: the private parts of a store and how they hang together: who owns what (below), the
- * structs (types.h), and what each file offers to the others. Only files of the core include it; the
- * pure leaves (format, index, arena, keys, xxh3, list) and both waists do not know it.
+ * structs (types.h), and what each file offers to the others. Only files of the core include it;
+ * the pure leaves (format, index, arena, keys, xxh3, list) and both waists do not know it.
  *
  * Who owns what
  *   1. store->lock guards everything reachable from struct kvs_store except where a comment says
@@ -16,7 +16,7 @@
  *      drained ticket is done when the load has ended and that count is 0.
  *   5. A ticket is finished exactly once, under the lock.
  *   6. Threads: per root one I/O thread (ring, verification, copies to callers) and a few file
- *      workers (everything of fs.h); per store one copier (puts into staging) and one keeper (time).
+ *      workers (everything of fs.h); per store one copier (puts) and one keeper (time).
  */
 #ifndef KVS_STORE_H
 #define KVS_STORE_H
@@ -86,6 +86,7 @@ int kvs_extent_order_by_use_locked(struct kvs_root *root); /* after a scan */
 void kvs_extents_free(struct kvs_store *store);
 
 /* ---- removed.c: why a key is not there ---- */
+int kvs_removed_open(struct kvs_store *store); /* freed with the store */
 void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_reason reason);
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag);
 void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag);
@@ -202,7 +203,7 @@ void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const st
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
-void kvs_writer_end_locked(struct kvs_writer *writer, enum kvs_reason reason);
+void kvs_writer_end_locked(struct kvs_writer *writer);
 void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);

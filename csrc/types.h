@@ -22,9 +22,7 @@ enum {
     KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
     KVS_BUCKETS = 4096,            /* directories of a namespace: 3 hex digits */
     KVS_PATH_BYTES = KVS_FS_NAME_BYTES,
-    KVS_OWNER_BYTES = 64,
-    KVS_REMOVED_SLOTS = 1 << 16,
-    KVS_ABSENT_SLOTS = 1 << 12
+    KVS_OWNER_BYTES = 64
 };
 
 /* ---- tickets ---- */
@@ -350,16 +348,8 @@ struct kvs_put {
 
 /* ---- the store ---- */
 
-struct kvs_removed {
-    uint64_t tag;
-    int64_t when_s;
-    uint32_t reason, zero;
-};
-
-struct kvs_absent {
-    uint64_t tag;
-    int64_t when_ns;
-};
+struct kvs_removed; /* removed.c */
+struct kvs_absent;
 
 struct kvs_store {
     pthread_mutex_t lock;

@@ -290,6 +290,7 @@ def test_a_load_that_meets_the_reads_of_a_cancelled_one_is_whole(tmp_path: Path)
             for _ in range(completions):
                 assert complete_one(simulation)
             second = simulation.load()
+            simulation.settle()
             while not is_ready(second, 1):
                 assert complete_one(simulation)
             last = second.wait(1, timeout=0)
