@@ -15,14 +15,15 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; see mla_prefill/__init__.py
 torch = pytest.importorskip("torch", reason="the MLA runner needs torch: pip install .[mla]")
 
-from mla_prefill.attention import Absorbed, Expanded  # noqa: E402
-from mla_prefill.config import ConfigError, MoeConfig, parse_config, read_config  # noqa: E402
-from mla_prefill.demo_model import demo_config, make_demo_model  # noqa: E402
-from mla_prefill.model import load_model  # noqa: E402
-from mla_prefill.moe import route  # noqa: E402
-from mla_prefill.prefill import prefill  # noqa: E402
-from mla_prefill.rope import inverse_frequencies, rotate, softmax_scale  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file
+
+from mla_prefill.attention import Absorbed, Expanded
+from mla_prefill.config import ConfigError, MoeConfig, parse_config, read_config
+from mla_prefill.demo_model import demo_config, make_demo_model
+from mla_prefill.model import load_model
+from mla_prefill.moe import route
+from mla_prefill.prefill import prefill
+from mla_prefill.rope import inverse_frequencies, rotate, softmax_scale
 
 TINY: dict[str, Any] = {
     "torch_dtype": "float32",

@@ -14,12 +14,12 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; see mla_prefill/__init__.py
 torch = pytest.importorskip("torch", reason="the MLA runner needs torch: pip install .[mla]")
 
-from mla_prefill.__main__ import main  # noqa: E402
-from mla_prefill.config import ConfigError  # noqa: E402
-from mla_prefill.demo_model import demo_config, make_demo_model  # noqa: E402
-from mla_prefill.model import Model, load_model  # noqa: E402
-from mla_prefill.prefill import Found, Grid, LayerRows, Read, Saved, prefill  # noqa: E402
-from mla_prefill.tokens import encode_prompt, read_ids  # noqa: E402
+from mla_prefill.__main__ import main
+from mla_prefill.config import ConfigError
+from mla_prefill.demo_model import demo_config, make_demo_model
+from mla_prefill.model import Model, load_model
+from mla_prefill.prefill import Found, Grid, LayerRows, Read, Saved, prefill
+from mla_prefill.tokens import encode_prompt, read_ids
 
 BLOCK = 64
 VOCAB = 500

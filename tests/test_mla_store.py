@@ -10,12 +10,12 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; see mla_prefill/__init__.py
 torch = pytest.importorskip("torch", reason="the MLA runner needs torch: pip install .[mla]")
 
-import kvstore  # noqa: E402
-from mla_prefill.__main__ import main  # noqa: E402
-from mla_prefill.cache import StoreCache, exact_words, model_layout, open_cache  # noqa: E402
-from mla_prefill.demo_model import demo_config, make_demo_model  # noqa: E402
-from mla_prefill.model import Model, load_model  # noqa: E402
-from mla_prefill.prefill import PrefillResult, prefill  # noqa: E402
+import kvstore
+from mla_prefill.__main__ import main
+from mla_prefill.cache import StoreCache, exact_words, model_layout, open_cache
+from mla_prefill.demo_model import demo_config, make_demo_model
+from mla_prefill.model import Model, load_model
+from mla_prefill.prefill import PrefillResult, prefill
 
 BLOCK = 64
 VOCAB = 500
