@@ -83,7 +83,7 @@ class MemoryCache:
             part = out[index * BLOCK : (index + 1) * BLOCK]
             part[:] = rows[: len(part)]
         self.read += out.nbytes
-        return LayerRows(good, "" if good == tokens else "checksum", 0.0)
+        return LayerRows(good, "" if good == tokens else "checksum", 0.0, 0.0)
 
     def save_layer(self, layer: int, records: Any) -> None:
         start, end = self.saves[-1]

@@ -91,6 +91,15 @@ def test_warm_is_bitwise_cold_for_every_kind_of_boundary(
     assert torch.equal(warm.logits, cold.logits)
 
 
+def test_layer_times_tell_when_the_store_had_each_layer(
+    tmp_path: Path, model: Model, engine: str, cold: PrefillResult
+) -> None:
+    warm = run(tmp_path, model, some_ids(TOKENS), engine=engine)
+    assert all(t.load_ready_s <= t.compute_start_s <= t.compute_end_s for t in warm.layers)
+    assert warm.find_s <= warm.layers[0].load_ready_s <= warm.layers[1].load_ready_s
+    assert warm.store_wait_s == pytest.approx(sum(t.store_wait_s for t in warm.layers))
+
+
 def test_the_next_turn_computes_only_what_is_new_and_saves_it(
     tmp_path: Path, model: Model, engine: str, cold: PrefillResult
 ) -> None:

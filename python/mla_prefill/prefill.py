@@ -42,11 +42,13 @@ class Found(msgspec.Struct, frozen=True):
 
 class LayerRows(msgspec.Struct, frozen=True):
     """Outcome of one layer's load: the first `tokens` records are good in this and all layers
-    before it; `waited_s` is the time spent waiting for the store."""
+    before it; `waited_s` is the time spent waiting for the store, `ready_at` the moment when the
+    store had the layer (as time.perf_counter counts), often long before it was asked for."""
 
     tokens: int
     reason: str
     waited_s: float
+    ready_at: float
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -107,7 +109,7 @@ class NoCache:
 
     def load_layer(self, layer: int, out: Tensor) -> LayerRows:
         """Never asked for more than nothing."""
-        return LayerRows(0, "no store", 0.0)
+        return LayerRows(0, "no store", 0.0, 0.0)
 
     def save_layer(self, layer: int, records: Tensor) -> None:
         """Dropped."""
@@ -125,8 +127,8 @@ class NoCache:
 
 
 class LayerTimes(msgspec.Struct):
-    """Seconds since the prefill began. `load_ready_s` is when the runner saw the records; the
-    store may have had them earlier. It equals the start of the wait for a cold layer."""
+    """Seconds since the prefill began. `load_ready_s` is when the store had the layer; for a cold
+    layer, when the runner came to it."""
 
     layer: int
     store_wait_s: float
@@ -319,7 +321,7 @@ class _Run:
         hidden = model.embed(self.ids[used:])
         self.times = []
         for index in range(model.config.layers):
-            rows, asked = LayerRows(used, "", 0.0), self._now()
+            rows = LayerRows(used, "", 0.0, time.perf_counter())
             if used:
                 rows = self.cache.load_layer(index, prefix)
                 self.store_wait_s += rows.waited_s
@@ -329,7 +331,7 @@ class _Run:
             begun = self._now()
             records = self._layer(index, attention, prefix, hidden)
             self.times.append(
-                LayerTimes(index, rows.waited_s, asked + rows.waited_s, begun, self._now())
+                LayerTimes(index, rows.waited_s, rows.ready_at - self.started, begun, self._now())
             )
             if save[0] < save[1]:
                 self.cache.save_layer(index, records[save[0] - used : save[1] - used])
