@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import kvstore
 import numpy as np
 import torch
 from torch import Tensor
 
+import kvstore
 from mla_prefill.config import ConfigError
 from mla_prefill.model import Model
 from mla_prefill.prefill import BLOCK_TOKENS, Found, LayerRows, Read, Saved
