@@ -12,21 +12,6 @@
 
 #include "store.h"
 
-/* The extent already known under this very name, or NULL. */
-static struct kvs_extent *known_locked(struct kvs_store *store, uint32_t root,
-                                       struct kvs_namespace *ns, const struct kvs_key *name)
-{
-    struct kvs_index_cursor cursor = {0};
-    while (kvs_index_find(store->index, kvs_tag(ns, name), &cursor)) {
-        struct kvs_extent *extent = store->extents[cursor.extent];
-        if (extent->ns == ns && extent->root == root && cursor.position == extent->named &&
-            memcmp(&extent->name, name, KVS_KEY_BYTES) == 0) {
-            return extent;
-        }
-    }
-    return NULL;
-}
-
 static uint8_t class_of(const struct kvs_store *store, const char *name)
 {
     for (uint32_t i = 0; i < store->class_count; i++) {
@@ -126,7 +111,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     int fd = -1;
     struct kvs_fs_stat stat;
     kvs_lock(store);
-    struct kvs_extent *known = known_locked(store, root->number, ns, name);
+    struct kvs_extent *known = kvs_extent_named_locked(store, root->number, ns, name);
     if (known) {
         kvs_extent_pin_locked(known);
     }
@@ -157,7 +142,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
         }
     } else if (!reason) {
         kvs_lock(store);
-        known = known_locked(store, root->number, ns, name);
+        known = kvs_extent_named_locked(store, root->number, ns, name);
         if (known) {
             kvs_extent_pin_locked(known);
             *out = known;

@@ -2,8 +2,8 @@
  * extents.c: the table of extents and what is kept sorted about them: the index of their blocks,
  * recency per root (LRU), expiry per root (a heap).
  *
- * Does no I/O and deletes no file: kvs_extent_forget_locked() takes an extent out of sight, evict.c
- * and quarantine.c deal with its file.
+ * Does no I/O and deletes no file: kvs_extent_forget_locked() takes an extent out of sight, leave.c
+ * deals with its file.
  *
  * Invariants:
  *   1. LIVE extents, and only they, are in the index, in their root's LRU list and in its heap.
@@ -286,6 +286,20 @@ struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_
         }
     }
     return expired;
+}
+
+struct kvs_extent *kvs_extent_named_locked(struct kvs_store *store, uint32_t root,
+                                           struct kvs_namespace *ns, const struct kvs_key *name)
+{
+    struct kvs_index_cursor cursor = {0};
+    while (kvs_index_find(store->index, kvs_tag(ns, name), &cursor)) {
+        struct kvs_extent *extent = store->extents[cursor.extent];
+        if (extent->ns == ns && extent->root == root && cursor.position == extent->named &&
+            memcmp(&extent->name, name, KVS_KEY_BYTES) == 0) {
+            return extent;
+        }
+    }
+    return NULL;
 }
 
 uint32_t kvs_extent_follow_locked(struct kvs_extent *extent, uint8_t position,

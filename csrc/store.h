@@ -68,6 +68,9 @@ void kvs_extent_unpin_locked(struct kvs_store *store, struct kvs_extent *extent)
 /* Served block `key`: extent and position, or NULL. Expired ones are found too. */
 struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                             const struct kvs_key *key, uint8_t *position);
+/* The extent whose file has this very name, or NULL. */
+struct kvs_extent *kvs_extent_named_locked(struct kvs_store *store, uint32_t root,
+                                           struct kvs_namespace *ns, const struct kvs_key *name);
 /* How many of keys[0..count) follow in `extent` from `position` on. */
 uint32_t kvs_extent_follow_locked(struct kvs_extent *extent, uint8_t position,
                                   const struct kvs_key *keys, uint64_t count);
