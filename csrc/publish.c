@@ -133,6 +133,24 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
     return *named == made->count ? COVERED : FAILED;
 }
 
+/* Between link and here another worker may have adopted the file by its name. One file is one
+ * extent: that record goes, and what it was renewed to is kept. */
+static void adopted_replace_locked(struct kvs_root *root, struct kvs_extent *ours)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_extent *adopted =
+        kvs_extent_named_locked(store, root->number, ours->ns, &ours->name);
+    if (!adopted) {
+        return;
+    }
+    if (adopted->valid_until_s > ours->valid_until_s) {
+        ours->valid_until_s = adopted->valid_until_s;
+    }
+    kvs_room_refund_locked(root, adopted->physical_bytes);
+    adopted->physical_bytes = 0;
+    kvs_extent_forget_locked(store, adopted, KVS_REASON_NONE);
+}
+
 static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent *made,
                              uint32_t named, const struct kvs_fs_stat *stat)
 {
@@ -155,6 +173,7 @@ static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent
     kvs_room_refund_locked(root, made->charged_bytes);
     made->charged_bytes = 0;
     made->state = KVS_MADE_PUBLISHED;
+    adopted_replace_locked(root, extent);
     writer->stats.extents++;
     store->stats.published_extents++;
     if (kvs_extent_publish_locked(store, extent) < 0) {
