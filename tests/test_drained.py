@@ -92,8 +92,6 @@ def target(root: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
     with simulated(root, layout(), BLOCKS, depth=6, pool="64MiB") as simulation:
         simulation.open_files()
         yield Target(simulation, request.param)
-        simulation.device.clear()
-        simulation.device.release_stalled()
 
 
 def complete_one(simulation: Simulated) -> bool:
@@ -290,6 +288,7 @@ def test_a_load_that_meets_the_reads_of_a_cancelled_one_is_whole(tmp_path: Path)
             for _ in range(completions):
                 assert complete_one(simulation)
             second = simulation.load()
+            simulation.settle()
             while not is_ready(second, 1):
                 assert complete_one(simulation)
             last = second.wait(1, timeout=0)
