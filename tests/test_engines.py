@@ -87,7 +87,7 @@ def put_in_any_order(kv: Cache, chain: Chain, cells: Cells, seed: int = 5) -> No
         assert writer.stats().bytes_written == kv.layout.block_bytes * len(chain)
 
 
-def caller_memory(of: Layout) -> list[dict[str, np.ndarray]]:  # type: ignore[type-arg]
+def caller_memory(of: Layout) -> list[dict[str, np.ndarray]]:
     return [
         {name: alloc(BLOCKS * size).reshape(BLOCKS, size) for name, size in parts}
         for parts in of.parts_by_layer
@@ -326,8 +326,8 @@ def test_a_write_that_failed_is_never_served_as_good(kind: Fault, tmp_path: Path
         kv = store.cache(of)
         chain = kv.keys(prompt(BLOCKS))
         with kv.writer(chain) as writer:
-            for layer, parts in enumerate(cells):
-                writer.put(layer, (0, BLOCKS), parts)
+            for index, parts in enumerate(cells):
+                writer.put(index, (0, BLOCKS), parts)
             stored = writer.commit_blocking()
         assert stored == kv.match(chain).blocks
         device.clear()
