@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "store.h"
 
@@ -68,16 +69,27 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
     const struct kvs_key *ours = &writer->keys[made->first + named];
     struct kvs_extent *winner = NULL;
     uint32_t followed = 0;
-    enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, &winner);
-    /* Adopting moved a damaged or foreign file aside; one that vanished left the name free. */
-    *aside =
-        reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN || reason == KVS_REASON_ABSENT;
+    enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, 1, &winner);
+    /* Adopting moved a damaged file aside; one that vanished, or is just being unlinked, leaves the
+     * name free in a moment. */
+    *aside = reason == KVS_REASON_DAMAGED || reason == KVS_REASON_ABSENT;
+    if (reason == KVS_REASON_FOREIGN && root->is_owner) {
+        char path[KVS_PATH_BYTES];
+        kvs_path_of(writer->ns, ours, path);
+        *aside = kvs_quarantine_move(root, path) == 0;
+    } else if (reason == KVS_REASON_ABSENT) {
+        struct timespec moment = {0, 1000000};
+        nanosleep(&moment, NULL);
+    }
     if (reason) {
         return 0;
     }
     kvs_lock(store);
-    followed = kvs_extent_follow_locked(winner, winner->named, ours, made->count - named);
-    kvs_extent_touch_locked(store, winner, writer->class_number);
+    *aside = winner->state != KVS_EXTENT_LIVE; /* went a moment ago: it gives up the name */
+    if (!*aside) {
+        followed = kvs_extent_follow_locked(winner, winner->named, ours, made->count - named);
+        kvs_extent_touch_locked(store, winner, writer->class_number);
+    }
     kvs_extent_unpin_locked(store, winner);
     kvs_unlock(store);
     return followed;
@@ -99,9 +111,14 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         if (kvs_bucket_make(root, writer->ns, key, bucket) < 0) {
             return FAILED;
         }
+        kvs_name_clear(root, writer->ns, key);
         int error = fs->calls->link(fs, root->fd, &made->temp, path);
         if (error == 0) {
             return NAMED;
+        }
+        if (error == -ENOENT) {
+            kvs_bucket_forget(root, writer->ns, key); /* its directory was removed under us */
+            continue;
         }
         if (error != -EEXIST) {
             return FAILED;
@@ -163,6 +180,10 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     }
     if (!error) {
         error = fs->calls->stat_fd(fs, made->temp.fd, &stat);
+    }
+    if (!error && __atomic_load_n(&fs->lost, __ATOMIC_RELAXED) & KVS_FS_LOST_DIRECT) {
+        /* Through the page cache a later flush() of directories would not be enough. */
+        error = fs->calls->sync_file(fs, made->temp.fd);
     }
     enum naming naming = error ? FAILED : name_take(root, writer, made, &named);
     kvs_lock(store);

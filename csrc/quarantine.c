@@ -34,6 +34,22 @@ static void trim(struct kvs_root *root)
     }
 }
 
+static int count_one(void *argument, const char *name, uint8_t is_directory)
+{
+    struct kvs_root *root = argument;
+    (void)name;
+    root->quarantine_count += !is_directory;
+    return 0;
+}
+
+/* What earlier lives left; the owner, before its first own move. */
+void kvs_quarantine_count(struct kvs_root *root)
+{
+    struct kvs_fs *fs = root->store->fs;
+    root->quarantine_count = 0;
+    fs->calls->list(fs, root->fd, "quarantine", count_one, root);
+}
+
 /* Names sort by age: time first, then a number. */
 int kvs_quarantine_move(struct kvs_root *root, const char *path)
 {
@@ -59,32 +75,12 @@ int kvs_quarantine_move(struct kvs_root *root, const char *path)
     return error;
 }
 
-static void move_job(struct kvs_root *root, void *argument)
-{
-    struct kvs_extent *extent = argument;
-    struct kvs_store *store = root->store;
-    char path[KVS_PATH_BYTES];
-    kvs_path_of(extent->ns, &extent->name, path);
-    if (root->is_owner) {
-        kvs_quarantine_move(root, path);
-    }
-    kvs_lock(store);
-    kvs_room_refund_locked(root, extent->physical_bytes);
-    extent->physical_bytes = 0;
-    kvs_file_release_locked(store, extent);
-    kvs_extent_unpin_locked(store, extent);
-    kvs_unlock(store);
-}
-
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent)
 {
     if (extent->state != KVS_EXTENT_LIVE) {
         return;
     }
     store->stats.quarantined_extents++;
-    kvs_extent_pin_locked(extent);
-    kvs_extent_forget_locked(store, extent, KVS_REASON_DAMAGED);
-    if (kvs_job_add_locked(&store->roots[extent->root], move_job, extent, 1) < 0) {
-        kvs_extent_unpin_locked(store, extent);
-    }
+    kvs_leave_locked(store, extent, KVS_REASON_DAMAGED);
+    kvs_job_add_locked(&store->roots[extent->root], kvs_leave_job, extent, 1);
 }

@@ -68,6 +68,11 @@ void kvs_extent_unpin_locked(struct kvs_store *store, struct kvs_extent *extent)
 /* Served block `key`: extent and position, or NULL. Expired ones are found too. */
 struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                             const struct kvs_key *key, uint8_t *position);
+/* The extent whose file has this very name, or NULL. */
+struct kvs_extent *kvs_extent_named_locked(struct kvs_store *store, uint32_t root,
+                                           const struct kvs_namespace *ns,
+                                           const struct kvs_key *name);
+int64_t kvs_longest_ttl_s(const struct kvs_store *store);
 /* How many of keys[0..count) follow in `extent` from `position` on. */
 uint32_t kvs_extent_follow_locked(struct kvs_extent *extent, uint8_t position,
                                   const struct kvs_key *keys, uint64_t count);
@@ -84,6 +89,9 @@ void kvs_extents_free(struct kvs_store *store);
 void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_reason reason);
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag);
 void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag);
+/* The newest reasons of a root outlive it in <root>/removed.ring. Owner only, no lock held. */
+void kvs_removed_save(struct kvs_root *root);
+void kvs_removed_load(struct kvs_root *root);
 void kvs_absent_note_locked(struct kvs_store *store, uint64_t tag);
 int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag);
 
@@ -103,12 +111,16 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent);
 struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
+/* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
+void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
 /* Reads the rest against the namespace's layout; takes fd on success. File workers only. */
 enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, int fd,
                               const struct kvs_extent_header *header, struct kvs_file **out);
+/* Closes a file that no extent holds; file workers only. */
+void kvs_file_discard(struct kvs_file *file);
 void kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
                             struct kvs_file *file);
 void kvs_file_trim_locked(struct kvs_store *store);
@@ -131,12 +143,12 @@ void kvs_jobs_stop(struct kvs_root *root);
 void kvs_root_wake(struct kvs_root *root);
 void kvs_wake_all(struct kvs_store *store);
 
-/* ---- scan.c, adopt.c ---- */
+/* ---- adopt.c ---- */
 void kvs_scan_job(struct kvs_root *root, void *argument);
 void kvs_rescan_job(struct kvs_root *root, void *argument);
-/* Takes a file found by name into the index; *out pinned, or NULL with a reason. */
+/* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
-                          const struct kvs_key *name, struct kvs_extent **out);
+                          const struct kvs_key *name, int to_load, struct kvs_extent **out);
 
 /* ---- match.c ---- */
 uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
@@ -185,6 +197,8 @@ void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *trans
 /* ---- writer.c, stage.c, birth.c, publish.c ---- */
 int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
                     char *path);
+/* The directory is not there (any more). */
+void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key);
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
@@ -202,11 +216,21 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 int kvs_evict_one(struct kvs_root *root, int force);
-/* Unlinks a forgotten extent's file and gives its bytes back; argument pinned extent. */
-void kvs_unlink_job(struct kvs_root *root, void *extent);
+/* Later times that another process wrote to the file; file workers only. */
+void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
 void kvs_expire_locked(struct kvs_root *root);
 
-/* ---- keeper.c, times.c ---- */
+/* ---- leave.c ---- */
+/* Forgets a live extent. A kvs_leave_job must follow; if it cannot be queued, the file stays until
+ * somebody needs its name. */
+void kvs_leave_locked(struct kvs_store *store, struct kvs_extent *extent, enum kvs_reason reason);
+/* Unlinks or moves the file, gives its bytes back, drops the pin of kvs_leave_locked. */
+void kvs_leave_job(struct kvs_root *root, void *extent);
+/* File workers: afterwards no forgotten extent has its file under this name. */
+void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,
+                    const struct kvs_key *name);
+
+/* ---- keeper.c ---- */
 void *kvs_keeper_thread(void *store);
 void kvs_keeper_round(struct kvs_store *store);
 void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
@@ -215,6 +239,7 @@ void kvs_times_flush_all(struct kvs_store *store);
 
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
+void kvs_quarantine_count(struct kvs_root *root);
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 
 #endif

@@ -50,7 +50,7 @@ struct kvs_queue {
 /* ---- namespaces ---- */
 
 struct kvs_namespace {
-    uint32_t number;
+    uint64_t mix; /* into every tag; from the name, so that tags mean the same in the next life */
     char name[KVS_NAMESPACE_NAME_BYTES];
     uint8_t fingerprint[32];
     int has_layout; /* 0: only seen on disk; counted and evicted, not served */
@@ -75,29 +75,31 @@ struct kvs_cache {
 /* ---- extents ---- */
 
 enum kvs_extent_state { KVS_EXTENT_WRITING, KVS_EXTENT_LIVE, KVS_EXTENT_GONE };
+enum kvs_leaving { KVS_LEAVING_NOT, KVS_LEAVING_UNLINK, KVS_LEAVING_ASIDE, KVS_LEAVING_NOW };
 
 struct kvs_file;
 struct kvs_region;
 
 struct kvs_extent {
-    struct kvs_link lru;   /* store->roots[root].lru, first = most recent */
+    struct kvs_link lru; /* roots[root].lru, first = most recent; once gone roots[root].leaving */
     struct kvs_link dirty; /* roots[root].dirty_times, first = oldest change */
     struct kvs_namespace *ns;
-    struct kvs_file *file;      /* open file, held; NULL: closed */
+    struct kvs_file *file; /* open file, held; NULL: closed */
     struct kvs_region **regions; /* [ns->layer_count] RAM tier, or NULL */
-    struct kvs_key name;        /* key of block `named` */
-    uint64_t start;             /* absolute number of block 0 of the file, or unknown */
-    uint64_t physical_bytes;    /* charged to the root */
+    struct kvs_key name; /* key of block `named` */
+    uint64_t start; /* absolute number of block 0 of the file, or unknown */
+    uint64_t physical_bytes; /* charged to the root */
     int64_t valid_until_s, last_use_s, written_use_s, created_s;
     int64_t dirty_since_ns;
     int64_t expiry_key_s; /* as in the heap; valid_until_s may have grown since */
     uint32_t number, root, pins;
     uint32_t expiry_slot; /* place in the heap + 1; 0: not in it */
     uint8_t state, class_number, block_count, named;
-    uint8_t opening, unlink_wanted, quarantine_wanted;
+    uint8_t opening;
+    uint8_t leaving; /* enum kvs_leaving */
     uint8_t scanned;
     uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
-    uint64_t tags[];      /* [block_count], see kvs_tag() */
+    uint64_t tags[]; /* [block_count], see kvs_tag() */
 };
 
 /* An open extent file with its verified header. Shared by loads, kept by the fd cache. */
@@ -111,6 +113,7 @@ struct kvs_file {
     struct kvs_key *keys; /* [block_count] */
     uint64_t *region_offsets; /* [layer_count] */
     uint64_t *checksums; /* [layer][block] */
+    uint64_t charged_bytes; /* unlinked: the root's until this is closed */
 };
 
 /* ---- the pool's regions ---- */
@@ -210,11 +213,13 @@ struct kvs_root {
     struct kvs_fs_space space;
     int64_t space_read_ns;
     struct kvs_link lru, dirty_times;
+    struct kvs_link leaving; /* extents whose file has not given up its name yet */
     struct kvs_extent **expiry; /* min-heap by expiry_key_s */
     uint32_t expiry_count, expiry_room;
-    int64_t lock_tried_ns, rescan_ns;
+    int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
     int64_t rescan_from_s;
     int rescanning;
+    int expiring;
     uint32_t quarantine_count;
     uint64_t quarantine_sequence;
 };

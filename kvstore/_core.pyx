@@ -865,3 +865,48 @@ cdef class FaultFiles:
 
     def set_space(self, uint64_t total_bytes, uint64_t free_bytes):
         kvs_fs_fault_set_space(self.handle, total_bytes, free_bytes)
+
+
+cdef class RawReader:
+    """Raw reads without a store; used by the thread that made it."""
+
+    cdef kvs_raw_reader *handle
+
+    def __cinit__(self, list paths not None, uint32_t io_bytes, uint32_t depth_max,
+                  uint64_t memory_bytes):
+        cdef const char **array = <const char **>calloc(len(paths) + 1, sizeof(char *))
+        cdef uint32_t count = <uint32_t>len(paths)
+        cdef bytes path
+        cdef int code
+        if array is NULL:
+            raise MemoryError()
+        try:
+            for i, path in enumerate(paths):
+                array[i] = PyBytes_AS_STRING(path)  # owned by `paths`
+            with nogil:
+                code = kvs_raw_reader_open(array, count, io_bytes, depth_max, memory_bytes,
+                                           &self.handle)
+        finally:
+            free(array)
+        check(code, "opening files for raw reads (O_DIRECT)")
+
+    def __dealloc__(self):
+        if self.handle is not NULL:
+            kvs_raw_reader_close(self.handle)
+
+    def run(self, uint32_t depth, int64_t duration_ns):
+        """(bytes, ns) of about duration_ns with `depth` reads in flight."""
+        cdef kvs_raw_result result
+        cdef int code
+        with nogil:
+            code = kvs_raw_reader_run(self.handle, depth, duration_ns, &result)
+        check(code, "raw reads")
+        return result.bytes, result.ns
+
+    @property
+    def engine(self):
+        return kvs_raw_reader_engine(self.handle).decode()
+
+    @property
+    def registered(self):
+        return bool(kvs_raw_reader_registered(self.handle))

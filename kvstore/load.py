@@ -51,10 +51,13 @@ class Span:
 class Layer:
     """One delivered layer. A context manager that releases it."""
 
-    def __init__(self, load: "Load", index: int, blocks: int, reason: str | None, spans: int):
+    def __init__(
+        self, load: "Load", index: int, blocks: int, reason: str | None, spans: int, ready_ns: int
+    ):
         self.index = index
         self.blocks = blocks  # leading blocks good in layers 0..index, counted from load.start
         self.reason = reason  # of the block that ended them; None when all are good
+        self.ready_ns = ready_ns  # CLOCK_BOOTTIME when it was verified
         self._load = load
         self._span_count = spans
         self._spans: list[Span] | None = None
@@ -224,10 +227,10 @@ class Load:
         answer = self.core.layer(index)
         if answer is None:
             return None
-        blocks, reason, spans, _ = answer
+        blocks, reason, spans, ready_ns = answer
         self._newest = max(self._newest, index)
         self._good = min(self._good, blocks)
-        return Layer(self, index, blocks, reason, spans)
+        return Layer(self, index, blocks, reason, spans, ready_ns)
 
     def spans(self, layer: int, good: int, count: int) -> Iterator[Span]:
         """The good blocks of a layer that is ready; `Layer.spans` keeps them."""

@@ -82,7 +82,10 @@ def register_with_cuda(base: int, nbytes: int) -> str:
         return "torch is not imported"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
-    code = int(torch.cuda.cudart().cudaHostRegister(base, nbytes, _CUDA_PORTABLE))
+    try:
+        code = int(torch.cuda.cudart().cudaHostRegister(base, nbytes, _CUDA_PORTABLE))
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        return f"cudaHostRegister cannot be called: {error}"
     if code in (0, _CUDA_REGISTERED_ALREADY):
         return ""
     _clear_cuda_error()
