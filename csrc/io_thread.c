@@ -206,7 +206,9 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
 {
     struct kvs_transfer *transfer = slot->transfer;
     int error = kvs_io_status(&slot->op);
-    error = error == -EAGAIN ? -EIO : error;
+    if (error == -EAGAIN) { /* short every time: a read has met the end of a file that was cut */
+        error = slot->op.kind == KVS_IO_READ ? -ENODATA : -EIO;
+    }
     kvs_lock(root->store);
     root->io_asleep = 0; /* it plans again before it sleeps: no one needs to wake it */
     if (error && !transfer->error) {

@@ -92,8 +92,6 @@ def target(root: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
     with simulated(root, layout(), BLOCKS, depth=6, pool="64MiB") as simulation:
         simulation.open_files()
         yield Target(simulation, request.param)
-        simulation.device.clear()
-        simulation.device.release_stalled()
 
 
 def complete_one(simulation: Simulated) -> bool:

@@ -73,9 +73,13 @@ def simulated(
     with opened(root, pool=pool, io_depth=depth, _testing=injection) as store:
         until(lambda: not store.info().roots[0].warming)
         simulation = Simulated(store, clock, device, layout, blocks)
-        yield simulation
-        if not store.core.closed:
-            finish_device(simulation)
+        try:
+            yield simulation
+        finally:  # closing waits for what is in flight, also after a test that failed
+            if not store.core.closed:
+                device.clear()
+                device.release_stalled()
+                finish_device(simulation)
 
 
 def finish_device(simulation: Simulated) -> None:
