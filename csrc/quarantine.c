@@ -7,11 +7,12 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "store.h"
 
-enum { FILES_MAX = 64 };
+enum { FILES_MAX = 64, TIME_DIGITS = 12 };
 
 static int oldest_of(void *argument, const char *name, uint8_t is_directory)
 {
@@ -37,8 +38,12 @@ static void trim(struct kvs_root *root)
 static int count_one(void *argument, const char *name, uint8_t is_directory)
 {
     struct kvs_root *root = argument;
-    (void)name;
     root->quarantine_count += !is_directory;
+    if (strlen(name) > TIME_DIGITS + 1) {
+        uint64_t next = strtoull(name + TIME_DIGITS + 1, NULL, 10) + 1;
+        root->quarantine_sequence =
+            next > root->quarantine_sequence ? next : root->quarantine_sequence;
+    }
     return 0;
 }
 
@@ -85,6 +90,7 @@ static void move_job(struct kvs_root *root, void *argument)
         kvs_quarantine_move(root, path);
     }
     kvs_lock(store);
+    kvs_list_remove(&extent->lru);
     kvs_room_refund_locked(root, extent->physical_bytes);
     extent->physical_bytes = 0;
     kvs_file_release_locked(store, extent);
@@ -100,7 +106,10 @@ void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent)
     store->stats.quarantined_extents++;
     kvs_extent_pin_locked(extent);
     kvs_extent_forget_locked(store, extent, KVS_REASON_DAMAGED);
+    /* A put that meets the file before it is moved must not take it for a good one. */
+    kvs_list_add_last(&store->unlinking, &extent->lru);
     if (kvs_job_add_locked(&store->roots[extent->root], move_job, extent, 1) < 0) {
+        kvs_list_remove(&extent->lru);
         kvs_extent_unpin_locked(store, extent);
     }
 }

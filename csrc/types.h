@@ -166,6 +166,7 @@ struct kvs_slot {
     struct kvs_slot *next_free;
     uint64_t piece_start; /* in the transfer */
     uint32_t piece_bytes, tries;
+    int32_t short_bytes; /* what each try moved; -1: not the same */
 };
 
 /* ---- jobs of the file workers ---- */
@@ -393,7 +394,7 @@ struct kvs_store {
     struct kvs_put *puts, **puts_tail;
     pthread_cond_t put_ready, keeper_wake;
     uint32_t writes_in_flight; /* transfers of kind WRITE queued or running */
-    struct kvs_link unlinking; /* extents whose file is being unlinked: nobody adopts it */
+    struct kvs_link unlinking; /* extents whose file is leaving its name: nobody adopts it */
     struct kvs_removed *removed;
     struct kvs_absent *absent;
     struct kvs_stats stats;
