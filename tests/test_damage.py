@@ -20,8 +20,8 @@ import pytest
 
 from kvstore import Cache, Chain, Layout, LayoutWarning, Store
 from tests.support import extent_bytes
-from tests.support.extent_reader import ReadExtent, read_extent
-from tests.support.make_extents import Extent, encode
+from tests.support.extent_reader import read_extent
+from tests.support.make_extents import as_made, encode
 from tests.support.stores import Cells, cells_of, check_load, opened, prompt, until, write
 
 BLOCKS = 20  # an extent of 16 and one of 4
@@ -372,22 +372,6 @@ def test_a_file_that_may_not_be_read_is_a_miss_and_stays(tmp_path: Path) -> None
 
 
 # ------------------------------------------------------------------ what the check is, and is not
-
-
-def as_made(found: ReadExtent) -> Extent:
-    """What the independent reader found, for the independent encoder."""
-    return Extent(
-        fingerprint=found.fingerprint,
-        parent=found.parent,
-        start=found.start,
-        keys=found.keys,
-        block_tokens=found.block_tokens,
-        class_name=found.class_name.encode(),
-        created_s=found.created_s,
-        ttl_s=found.ttl_s,
-        cells=[b"".join(row) for row in found.cells],
-        extras=found.extras,
-    )
 
 
 def test_a_value_altered_with_its_checksum_is_delivered_altered(tmp_path: Path) -> None:
