@@ -9,7 +9,8 @@
  *   1. A slot is free, or belongs to the engine from submit to reap, whatever became of its load.
  *   2. A transfer ends exactly once: when all of it was submitted (or given up) and nothing of it
  *      is in flight.
- *   3. A short completion is tried again whole, a bounded number of times, then it is an error.
+ *   3. A short completion is tried again whole, a bounded number of times, then it is an error: the
+ *      end of the file when a read ended at the same place each time, else the device's.
  *   4. The device is fed before finished transfers are verified, and again every few of them.
  */
 #include <assert.h>
@@ -113,6 +114,7 @@ static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_t
     slot->piece_start = transfer->submitted;
     slot->piece_bytes = piece_bytes(transfer->bytes - transfer->submitted);
     slot->tries = 0;
+    slot->short_bytes = 0;
     transfer->submitted += slot->piece_bytes;
     transfer->in_flight++;
     if (transfer->kind == KVS_TRANSFER_WRITE) {
@@ -206,8 +208,9 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
 {
     struct kvs_transfer *transfer = slot->transfer;
     int error = kvs_io_status(&slot->op);
-    if (error == -EAGAIN) { /* short every time: a read has met the end of a file that was cut */
-        error = slot->op.kind == KVS_IO_READ ? -ENODATA : -EIO;
+    if (error == -EAGAIN) {
+        error =
+            slot->op.kind == KVS_IO_READ && slot->short_bytes == slot->op.result ? -ENODATA : -EIO;
     }
     kvs_lock(root->store);
     root->io_asleep = 0; /* it plans again before it sleeps: no one needs to wake it */
@@ -299,7 +302,7 @@ static void completion(struct kvs_root *root, struct io_round *round, struct kvs
 {
     struct kvs_slot *slot = op->owner;
     if (kvs_io_status(op) == -EAGAIN && slot->tries < TRIES_MAX) {
-        slot->tries++;
+        slot->short_bytes = slot->tries++ && slot->short_bytes != op->result ? -1 : op->result;
         slot_to_op(slot);
         assert(round->pending_count < 2 * BATCH);
         round->pending[round->pending_count++] = op;

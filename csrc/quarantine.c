@@ -7,11 +7,12 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "store.h"
 
-enum { FILES_MAX = 64 };
+enum { FILES_MAX = 64, TIME_DIGITS = 12 };
 
 static int oldest_of(void *argument, const char *name, uint8_t is_directory)
 {
@@ -37,8 +38,12 @@ static void trim(struct kvs_root *root)
 static int count_one(void *argument, const char *name, uint8_t is_directory)
 {
     struct kvs_root *root = argument;
-    (void)name;
     root->quarantine_count += !is_directory;
+    if (strlen(name) > TIME_DIGITS + 1) {
+        uint64_t next = strtoull(name + TIME_DIGITS + 1, NULL, 10) + 1;
+        root->quarantine_sequence =
+            next > root->quarantine_sequence ? next : root->quarantine_sequence;
+    }
     return 0;
 }
 

@@ -167,6 +167,7 @@ struct kvs_slot {
     struct kvs_slot *next_free;
     uint64_t piece_start; /* in the transfer */
     uint32_t piece_bytes, tries;
+    int32_t short_bytes; /* what each try moved; -1: not the same */
 };
 
 /* ---- jobs of the file workers ---- */

@@ -16,6 +16,7 @@ from pathlib import Path
 import xxhash
 
 from tests.support.derivation import chain_keys, golden_bytes, golden_tokens
+from tests.support.extent_reader import ReadExtent
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 PAGE = 4096
@@ -91,6 +92,22 @@ def encode(extent: Extent) -> bytes:
         return padded((fixed + table).ljust(offset, b"\0") + body, PAGE)
 
     return header(xxhash.xxh3_64_intdigest(header(0)[:PAGE])) + regions
+
+
+def as_made(found: ReadExtent) -> Extent:
+    """What the independent reader found in a file, to be encoded again."""
+    return Extent(
+        fingerprint=found.fingerprint,
+        parent=found.parent,
+        start=found.start,
+        keys=found.keys,
+        block_tokens=found.block_tokens,
+        class_name=found.class_name.encode(),
+        created_s=found.created_s,
+        ttl_s=found.ttl_s,
+        cells=[b"".join(row) for row in found.cells],
+        extras=found.extras,
+    )
 
 
 def mla_like() -> Extent:

@@ -1,0 +1,450 @@
+/*
+ * stress_store.c: everything at once, for the sanitizers: putters of overlapping chains, loaders
+ * through the pool and into caller memory, cancelers, single puts and gets, deletes, drop_ram, ticks
+ * and flushes, in a root so small that eviction never rests, with leases and classes that run out.
+ *
+ * What holds at every moment: a delivered cell has the bytes put under its key, nothing outside a
+ * target's cells is written, every ticket is done in time. Bounded by counts, not by time. Runs on
+ * the threads engine and on the fault engine without faults, whose clock the test drives.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kvs.h"
+#include "testing/io_fault.h"
+
+enum {
+    LAYERS = 4,
+    TOKENS = 16,
+    BLOCKS = 48, /* of the longest chain: three extents */
+    CHAINS = 6,  /* pairs share a prefix that ends inside an extent */
+    SHARED_BLOCKS = 21,
+    SHORT_LIVED = 2, /* chains that are put in a class that lives a second */
+    PARTS = 4,
+    CELL_MAX = 4096,
+    CANARY = 0xa5,
+    THREADS = 7
+};
+
+#define WAIT_NS (60ll * 1000000000)
+
+static const uint32_t part_counts[LAYERS] = {1, 1, 0, 2};
+static const uint32_t part_bytes[PARTS] = {4096, 2112, 1024, 528};
+static const uint32_t cell_bytes[LAYERS] = {4096, 2112, 0, 1552};
+static const uint32_t first_part[LAYERS] = {0, 1, 2, 2};
+
+struct stress {
+    struct kvs_store *store;
+    struct kvs_cache *cache;
+    struct kvs_virtual_clock *clock; /* NULL: real time */
+    struct kvs_key chains[CHAINS][BLOCKS];
+    uint32_t rounds;
+};
+
+struct worker {
+    struct stress *stress;
+    uint64_t random;
+    uint64_t blocks; /* put or delivered */
+    pthread_t thread;
+};
+
+static uint32_t pick(struct worker *worker, uint32_t below)
+{
+    worker->random = worker->random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(worker->random >> 33) % below;
+}
+
+/* The bytes of a cell follow from its key and layer, so that any chain can be checked. */
+static void cell_fill(uint8_t *cell, const struct kvs_key *key, uint32_t layer)
+{
+    uint64_t state;
+    memcpy(&state, key->bytes, sizeof(state));
+    state += layer;
+    for (uint32_t i = 0; i < cell_bytes[layer]; i += 8) {
+        uint64_t left = cell_bytes[layer] - i;
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        memcpy(cell + i, &state, left < 8 ? left : 8);
+    }
+}
+
+static int64_t finish(struct kvs_ticket *ticket)
+{
+    int64_t result = -1;
+    assert(ticket && kvs_ticket_wait(ticket, WAIT_NS) == 0);
+    assert(kvs_ticket_done(ticket, &result) == 1);
+    kvs_ticket_close(ticket);
+    return result;
+}
+
+/* ---- putters ---- */
+
+static void put_layer(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t count,
+                      uint32_t layer, uint8_t *memory)
+{
+    struct kvs_source sources[2];
+    struct kvs_ticket *ticket;
+    if (cell_bytes[layer] == 0) {
+        return;
+    }
+    for (uint64_t block = 0; block < count; block++) {
+        cell_fill(memory + block * cell_bytes[layer], &keys[block], layer);
+    }
+    sources[0] = (struct kvs_source){memory, cell_bytes[layer]};
+    sources[1] = (struct kvs_source){memory + part_bytes[first_part[layer]], cell_bytes[layer]};
+    assert(kvs_writer_put(writer, layer, 0, count, sources, &ticket) == 0);
+    finish(ticket); /* the memory is used again */
+}
+
+static void *putter(void *argument)
+{
+    struct worker *worker = argument;
+    struct stress *stress = worker->stress;
+    uint8_t *memory = malloc((size_t)BLOCKS * CELL_MAX);
+    for (uint32_t round = 0; round < stress->rounds; round++) {
+        uint32_t chain = pick(worker, CHAINS);
+        const struct kvs_key *keys = stress->chains[chain];
+        uint64_t count = 1 + pick(worker, BLOCKS);
+        int class = chain < SHORT_LIVED ? 1 : (int)pick(worker, 2) - 1;
+        struct kvs_writer *writer;
+        struct kvs_ticket *commit;
+        assert(kvs_writer_open(stress->cache, keys, count, 0, class, 0, NULL, &writer) == 0);
+        uint32_t turn = pick(worker, LAYERS), whole = LAYERS - (pick(worker, 8) == 0);
+        for (uint32_t i = 0; i < whole; i++) {
+            put_layer(writer, keys, count, (i + turn) % LAYERS, memory);
+        }
+        if (pick(worker, 6) > 0) {
+            assert(kvs_writer_commit(writer, &commit) == 0);
+            if (pick(worker, 3) > 0) {
+                int64_t published = finish(commit);
+                assert(published >= 0 && published <= (int64_t)count);
+                worker->blocks += (uint64_t)published;
+            } else {
+                kvs_ticket_close(commit);
+            }
+        }
+        kvs_writer_close(writer);
+    }
+    free(memory);
+    return NULL;
+}
+
+/* ---- loaders ---- */
+
+static int lease_open(struct worker *worker, const struct kvs_key **keys, uint64_t *first,
+                      uint64_t *end, struct kvs_lease **out)
+{
+    struct stress *stress = worker->stress;
+    struct kvs_match match;
+    char owner[16];
+    *keys = stress->chains[pick(worker, CHAINS)];
+    assert(kvs_match(stress->cache, *keys, BLOCKS, &match) == 0 && match.blocks <= BLOCKS);
+    if (match.blocks == 0) {
+        usleep(200); /* paces the load, decides nothing */
+        return -ENOENT;
+    }
+    *end = match.blocks - pick(worker, 2) * (match.blocks > 1);
+    *first = pick(worker, 3) ? 0 : pick(worker, (uint32_t)*end);
+    snprintf(owner, sizeof(owner), "owner %u", pick(worker, 4));
+    int64_t timeout_ns = pick(worker, 4) ? WAIT_NS : 1000000;
+    assert(kvs_lease_open(stress->cache, *keys, *first, *end, owner, -1, timeout_ns, out) == 0);
+    return 0;
+}
+
+static void check_spans(struct kvs_load *load, const struct kvs_key *keys, uint64_t first,
+                        uint32_t layer, uint64_t blocks)
+{
+    struct kvs_span span;
+    uint8_t right[CELL_MAX];
+    uint64_t seen = first;
+    for (uint32_t i = 0; kvs_load_span(load, layer, i, &span) == 0; i++) {
+        assert(span.first_block == seen);
+        for (uint64_t block = 0; block < span.block_count && cell_bytes[layer]; block++) {
+            cell_fill(right, &keys[seen + block], layer);
+            assert(memcmp((const uint8_t *)span.cells + block * cell_bytes[layer], right,
+                          cell_bytes[layer]) == 0);
+        }
+        seen += span.block_count;
+    }
+    assert(seen == first + blocks);
+}
+
+static void *pool_loader(void *argument)
+{
+    struct worker *worker = argument;
+    for (uint32_t round = 0; round < 2 * worker->stress->rounds; round++) {
+        const struct kvs_key *keys;
+        uint64_t first, end, needed;
+        struct kvs_lease *lease;
+        struct kvs_load *load;
+        struct kvs_layer layer;
+        if (lease_open(worker, &keys, &first, &end, &lease) < 0) {
+            continue;
+        }
+        assert(kvs_load_open(lease, NULL, pick(worker, 8) ? 0 : KVS_LOAD_PREFETCH, WAIT_NS, &needed,
+                             &load) == 0);
+        uint32_t until = pick(worker, 4) ? LAYERS : pick(worker, LAYERS);
+        for (uint32_t i = 0; i < until; i++) {
+            finish(kvs_load_layer_ticket(load, i));
+            assert(kvs_load_layer(load, i, &layer) == 0 && layer.blocks <= end - first);
+            assert((layer.reason != KVS_REASON_NONE) == (layer.blocks < end - first));
+            assert(layer.reason != KVS_REASON_DAMAGED && layer.reason != KVS_REASON_IO_ERROR);
+            if (layer.span_count) {
+                check_spans(load, keys, first, i, layer.blocks);
+            }
+            worker->blocks += layer.blocks;
+            if (pick(worker, 2)) {
+                kvs_load_release(load, i);
+            }
+        }
+        if (until < LAYERS && pick(worker, 2)) {
+            kvs_load_cancel(load);
+        }
+        kvs_load_close(load);
+        kvs_lease_release(lease);
+    }
+    return NULL;
+}
+
+struct memory {
+    uint8_t *base[PARTS];
+    size_t shift; /* 0: direct reads are possible */
+};
+
+static size_t part_room(uint32_t part)
+{
+    return (size_t)BLOCKS * part_bytes[part] + 3 * 4096;
+}
+
+static void memory_open(struct memory *memory)
+{
+    for (uint32_t part = 0; part < PARTS; part++) {
+        memory->base[part] = aligned_alloc(4096, (part_room(part) + 4095) / 4096 * 4096);
+    }
+}
+
+/* The cells of a layer, part by part, and the canaries around all of its memory. */
+static void check_memory(const struct memory *memory, const struct kvs_key *keys, uint32_t layer,
+                         uint64_t first, uint64_t blocks, uint64_t asked)
+{
+    uint8_t right[CELL_MAX];
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < part_counts[layer]; i++) {
+        uint32_t part = first_part[layer] + i, bytes = part_bytes[part];
+        const uint8_t *base = memory->base[part];
+        for (uint64_t block = 0; block < blocks; block++) {
+            cell_fill(right, &keys[first + block], layer);
+            assert(memcmp(base + 4096 + memory->shift + block * bytes, right + at, bytes) == 0);
+        }
+        for (size_t j = 0; j < 4096 + memory->shift; j++) {
+            assert(base[j] == CANARY);
+        }
+        for (size_t j = 4096 + memory->shift + asked * bytes; j < part_room(part); j++) {
+            assert(base[j] == CANARY);
+        }
+        at += bytes;
+    }
+}
+
+static void load_into(struct worker *worker, struct memory *memory, struct kvs_lease *lease,
+                      const struct kvs_key *keys, uint64_t first, uint64_t end)
+{
+    struct kvs_target targets[PARTS];
+    struct kvs_load *load;
+    struct kvs_layer layer;
+    uint64_t needed;
+    memory->shift = pick(worker, 2) ? 0 : 64;
+    for (uint32_t part = 0; part < PARTS; part++) {
+        memset(memory->base[part], CANARY, part_room(part));
+        targets[part] =
+            (struct kvs_target){memory->base[part] + 4096 + memory->shift, part_bytes[part]};
+    }
+    struct kvs_into into = {.targets = targets, .page_tokens = TOKENS};
+    assert(kvs_load_open(lease, &into, 0, WAIT_NS, &needed, &load) == 0);
+    struct kvs_ticket *drained = kvs_load_drained(load);
+    uint64_t good[LAYERS] = {0};
+    uint32_t until = pick(worker, 3) ? LAYERS : pick(worker, LAYERS);
+    for (uint32_t i = 0; i < until; i++) {
+        finish(kvs_load_layer_ticket(load, i));
+        assert(kvs_load_layer(load, i, &layer) == 0);
+        good[i] = layer.blocks;
+        worker->blocks += layer.blocks;
+    }
+    kvs_load_close(load);
+    finish(drained); /* from here on the memory is ours again */
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        check_memory(memory, keys, i, first, good[i], end - first);
+    }
+}
+
+static void *caller_loader(void *argument)
+{
+    struct worker *worker = argument;
+    struct memory memory = {0};
+    memory_open(&memory);
+    for (uint32_t round = 0; round < 2 * worker->stress->rounds; round++) {
+        const struct kvs_key *keys;
+        uint64_t first, end;
+        struct kvs_lease *lease;
+        if (lease_open(worker, &keys, &first, &end, &lease) == 0) {
+            load_into(worker, &memory, lease, keys, first, end);
+            kvs_lease_release(lease);
+        }
+    }
+    for (uint32_t part = 0; part < PARTS; part++) {
+        free(memory.base[part]);
+    }
+    return NULL;
+}
+
+/* ---- the rest ---- */
+
+static void get_block(struct worker *worker, const struct kvs_key *key)
+{
+    struct kvs_lease *lease;
+    struct kvs_load *load;
+    const void *data;
+    uint64_t bytes, needed, at = 0;
+    uint8_t right[CELL_MAX];
+    assert(kvs_lease_open(worker->stress->cache, key, 0, 1, "get", -1, WAIT_NS, &lease) == 0);
+    int error = kvs_load_open(lease, NULL, KVS_LOAD_BLOCK, WAIT_NS, &needed, &load);
+    assert(error == 0 || error == -ENOBUFS);
+    if (!error) {
+        if (finish(kvs_load_layer_ticket(load, LAYERS - 1)) == 1) {
+            assert(kvs_load_block(load, &data, &bytes) == 0);
+            for (uint32_t layer = 0; layer < LAYERS; at += cell_bytes[layer++]) {
+                cell_fill(right, key, layer);
+                assert(memcmp((const uint8_t *)data + at, right, cell_bytes[layer]) == 0);
+            }
+            assert(at == bytes);
+            worker->blocks++;
+        }
+        kvs_load_close(load);
+    }
+    kvs_lease_release(lease);
+}
+
+static void *keeper(void *argument)
+{
+    struct worker *worker = argument;
+    struct stress *stress = worker->stress;
+    struct kvs_stats stats;
+    for (uint32_t round = 0; round < 4 * stress->rounds; round++) {
+        const struct kvs_key *keys = stress->chains[pick(worker, CHAINS)];
+        struct kvs_ticket *ticket;
+        uint32_t what = pick(worker, 12);
+        if (what == 0) {
+            assert(kvs_delete(stress->cache, &keys[pick(worker, BLOCKS)], &ticket) == 0);
+            finish(ticket);
+        } else if (what == 1) {
+            assert(kvs_drop_ram(stress->store) == 0);
+        } else if (what == 2) {
+            assert(kvs_flush(stress->store, &ticket) == 0);
+            finish(ticket);
+        } else if (what == 3) {
+            assert(kvs_find(stress->cache, keys, BLOCKS, &ticket) == 0);
+            finish(ticket);
+        } else if (what < 8) {
+            get_block(worker, &keys[pick(worker, BLOCKS)]);
+        } else {
+            assert(kvs_tick(stress->store) == 0);
+            kvs_stats(stress->store, &stats);
+        }
+        if (stress->clock) {
+            kvs_virtual_clock_advance(stress->clock, 20 * 1000000);
+        }
+    }
+    return NULL;
+}
+
+static void stress_open(struct stress *stress, const char *path, struct kvs_io_engine *engine)
+{
+    struct kvs_root_options root = {.path = path, .capacity_bytes = 1 << 20, .engine = engine};
+    struct kvs_class classes[] = {{"chat", 600}, {"blink", 1}};
+    struct kvs_options options = {.roots = &root,
+                                  .root_count = 1,
+                                  .classes = classes,
+                                  .class_count = 2,
+                                  .engine = KVS_ENGINE_THREADS,
+                                  .io_depth = 16,
+                                  .pool_bytes = 4 << 20,
+                                  .min_age_s = 0};
+    struct kvs_layout layout = {.layer_count = LAYERS,
+                                .block_tokens = TOKENS,
+                                .extent_blocks = 16,
+                                .part_counts = part_counts,
+                                .part_bytes = part_bytes,
+                                .description = "{}"};
+    char message[256];
+    options.clock = stress->clock ? kvs_virtual_clock_face(stress->clock) : NULL;
+    memset(layout.fingerprint, 9, sizeof(layout.fingerprint));
+    int error = kvs_open(&options, &stress->store, message, sizeof(message));
+    if (error) {
+        printf("%s\n", message);
+    }
+    assert(error == 0);
+    assert(kvs_cache_open(stress->store, &layout, &stress->cache) == 0);
+    for (int32_t chain = 0; chain < CHAINS; chain++) {
+        int32_t tokens[BLOCKS * TOKENS];
+        for (int32_t i = 0; i < BLOCKS * TOKENS; i++) {
+            int32_t own = i < SHARED_BLOCKS * TOKENS ? chain / 2 : 100 + chain;
+            tokens[i] = own * 1000 + i;
+        }
+        assert(kvs_keys_chain(tokens, BLOCKS * TOKENS, TOKENS, NULL, 0, NULL, 0,
+                              stress->chains[chain]) == 0);
+    }
+}
+
+static void run(const char *name, uint32_t rounds, uint64_t seed, int virtual)
+{
+    static void *(*const jobs[THREADS])(void *) = {
+        putter, putter, pool_loader, pool_loader, caller_loader, caller_loader, keeper};
+    struct worker workers[THREADS];
+    struct stress stress = {.rounds = rounds};
+    struct kvs_io_engine *engine = NULL;
+    struct kvs_stats stats;
+    char path[] = "kvs-stress-store-XXXXXX", command[64];
+    assert(mkdtemp(path));
+    if (virtual) {
+        struct kvs_fault_device device = {.latency_ns = 1000, .depth = 16, .auto_advance = 1};
+        assert(kvs_virtual_clock_open(1700000000, &stress.clock) == 0);
+        assert(kvs_io_fault_open(stress.clock, &device, &engine) == 0);
+    }
+    stress_open(&stress, path, engine);
+    uint64_t blocks[2] = {0};
+    for (uint32_t i = 0; i < THREADS; i++) {
+        workers[i] = (struct worker){.stress = &stress, .random = seed + i};
+        assert(pthread_create(&workers[i].thread, NULL, jobs[i], &workers[i]) == 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++) {
+        pthread_join(workers[i].thread, NULL);
+        blocks[i > 1] += workers[i].blocks;
+    }
+    kvs_stats(stress.store, &stats);
+    printf("%s: %llu blocks published, %llu cells loaded, %llu extents evicted, %llu expired\n",
+           name, (unsigned long long)blocks[0], (unsigned long long)blocks[1],
+           (unsigned long long)stats.evicted_extents, (unsigned long long)stats.expired_extents);
+    assert(blocks[0] > 0 && blocks[1] > 0 && stats.evicted_extents > 0);
+    assert(stats.quarantined_extents == 0);
+    kvs_cache_close(stress.cache);
+    kvs_close(stress.store);
+    if (stress.clock) {
+        kvs_virtual_clock_close(stress.clock);
+    }
+    snprintf(command, sizeof(command), "rm -rf '%s'", path);
+    assert(system(command) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    uint32_t rounds = argc > 1 ? (uint32_t)atoi(argv[1]) : 300;
+    unsigned long long seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (unsigned long long)getpid();
+    printf("rounds %u, seed %llu\n", rounds, seed);
+    run("threads", rounds, seed, 0);
+    run("fault engine", rounds, seed, 1);
+    return 0;
+}
