@@ -6,8 +6,7 @@ phase leaves to the next is on disk.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -171,7 +170,7 @@ def _flip_bit(file: Path, offset: int) -> None:
 
 def extent_files(store_dir: Path, layout: kvstore.Layout, chain: kvstore.Chain) -> dict[int, Path]:
     """The chain's extents on disk: number of the first block -> file, named by that block's key."""
-    position = {key.hex(): number for number, key in enumerate(chain)}
+    position = {chain[number].hex(): number for number in range(len(chain))}
     found = (store_dir / layout.namespace).rglob("*.kv")
     return {position[file.stem]: file for file in found if file.stem in position}
 
@@ -186,10 +185,8 @@ def _layout(model_dir: Path) -> kvstore.Layout:
     return model_layout(load_model(model_dir), exact=True)
 
 
-@contextmanager
-def _open(store_dir: Path) -> Iterator[kvstore.Store]:
-    with kvstore.open_blocking(str(store_dir), capacity=CAPACITY, pool=POOL) as store:
-        yield store
+def _open(store_dir: Path) -> kvstore.Store:
+    return kvstore.open_blocking(store_dir, capacity=CAPACITY, pool=POOL)
 
 
 def _one_load(cache: kvstore.Cache, chain: kvstore.Chain) -> tuple[float, int, LoadStats]:

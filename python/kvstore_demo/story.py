@@ -41,6 +41,7 @@ def play(stage: Stage) -> Demo:
     """Run every phase; returns all figures. Raises children.PhaseFailed."""
     begin = time.monotonic()
     model, _ = _phase(stage, "demo model", "model", Model, "--model-size", stage.model_size)
+    _say(stage, "demo model", f"{model.layers} layers, {model.token_bytes:,} bytes a token")
     cold, cold_exit_code = _cold(stage)
     warm = _prefill(stage, "warm, exact mode", "--against", "cold", "--exact")
     cold_default = _prefill(stage, "cold, default mode", "--save", "cold-default")

@@ -18,25 +18,20 @@ NARROWEST_LABEL = 0.02
 
 
 def draw(spans: Sequence[LayerSpan], path: Path, *, title: str) -> None:
-    """Write the two lanes to `path`: time in seconds since the prefill began, colour by layer."""
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    """Write the two lanes to `path`: time in seconds since the prefill began, colour by layer.
+
+    A second row shows the time of loading alone where that is a small part of the whole.
+    """
     end = max(span.compute_end for span in spans)
-    for span, colour in zip(spans, _colours(len(spans)), strict=True):
-        if span.load_end > span.load_start:
-            _bar(axes, LOAD_LANE, span.load_start, span.load_end, colour)
-        _bar(axes, COMPUTE_LANE, span.compute_start, span.compute_end, colour)
-        if span.compute_end - span.compute_start > NARROWEST_LABEL * end:
-            middle = (span.compute_start + span.compute_end) / 2
-            axes.text(middle, COMPUTE_LANE, str(span.layer), ha="center", va="center", fontsize=7)
-    _mark_overlap(axes, spans)
-    axes.set_yticks([COMPUTE_LANE, LOAD_LANE], ["compute", "load"])
-    axes.set_ylim(-0.6, 1.9)
-    axes.set_xlim(0, end * 1.01)
-    axes.set_xlabel("seconds since the prefill began (colour: layer)")
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    loading = min(end, 1.5 * max(span.load_end for span in spans))
+    windows = [end, loading] if 0 < loading < end / 2 else [end]
+    figure = Figure(figsize=(11, 2.9 * len(windows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for row, window in enumerate(windows):
+        axes = figure.add_subplot(len(windows), 1, row + 1)
+        _draw_lanes(axes, spans, window)
+        axes.set_title(title if row == 0 else "The same while it loads", fontsize=10, loc="left")
+    axes.set_xlabel("seconds since the prefill began (colour and number: layer)")
     figure.savefig(path, dpi=150)
 
 
@@ -46,6 +41,26 @@ def overlap_s(spans: Sequence[LayerSpan]) -> float:
     if not loaded:
         return 0.0
     return max(0.0, max(loaded) - min(span.compute_start for span in spans))
+
+
+def _draw_lanes(axes: Any, spans: Sequence[LayerSpan], window: float) -> None:
+    for span, colour in zip(spans, _colours(len(spans)), strict=True):
+        bars = (
+            (LOAD_LANE, span.load_start, span.load_end),
+            (COMPUTE_LANE, span.compute_start, min(span.compute_end, window)),
+        )
+        for lane, start, end in bars:
+            if end > start:
+                _bar(axes, lane, start, end, colour)
+            if end - start > NARROWEST_LABEL * window:
+                axes.text(
+                    (start + end) / 2, lane, str(span.layer), ha="center", va="center", fontsize=7
+                )
+    _mark_overlap(axes, spans)
+    axes.set_yticks([COMPUTE_LANE, LOAD_LANE], ["compute", "load"])
+    axes.set_ylim(-0.6, 1.9)
+    axes.set_xlim(0, window)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def _bar(axes: Any, lane: float, start: float, end: float, colour: tuple[float, ...]) -> None:
