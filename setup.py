@@ -131,6 +131,7 @@ core = Extension(
         "-Wextra",
     ],
     extra_link_args=["-pthread"],
+    libraries=["m"],
 )
 setup(
     ext_modules=cythonize([core], build_dir="build/cython", language_level=3),

@@ -3,7 +3,7 @@
  * index: by name (a walk, the winner of a name) and by listing (the scan after open, rescans).
  *
  * Reads headers, no cells. Runs on file workers only. A file that is not what its name says is
- * moved to quarantine by the owner and ignored by peers.
+ * moved to quarantine by the owner and ignored by peers; one of another version is left alone.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -22,22 +22,13 @@ static uint8_t class_of(const struct kvs_store *store, const char *name)
     return (uint8_t)store->default_class;
 }
 
-static int64_t longest_ttl(const struct kvs_store *store)
-{
-    int64_t longest = 0;
-    for (uint32_t i = 0; i < store->class_count; i++) {
-        longest = store->classes[i].ttl_s > longest ? store->classes[i].ttl_s : longest;
-    }
-    return longest;
-}
-
 /* Times come from the file and are not believed beyond reason (a clock was wrong, a copy lost
  * them): used in the future means now, valid for longer than any class means the longest. */
 static void times_take(struct kvs_store *store, struct kvs_extent *extent,
                        const struct kvs_fs_stat *stat)
 {
     int64_t now_s = kvs_store_now_s(store);
-    int64_t latest = now_s + longest_ttl(store);
+    int64_t latest = now_s + kvs_longest_ttl_s(store);
     extent->valid_until_s = stat->mtime_s < latest ? stat->mtime_s : latest;
     int64_t used = stat->atime_s;
     if (used <= 0) {
@@ -103,8 +94,36 @@ static int header_is_of(const struct kvs_extent_header *header, const struct kvs
     return 1;
 }
 
+/* Into the index, unless another thread was quicker; *out pinned. */
+static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *ns,
+                                   const struct kvs_key *name,
+                                   const struct kvs_extent_header *header,
+                                   const struct kvs_fs_stat *stat, struct kvs_extent **out)
+{
+    struct kvs_extent *known = kvs_extent_named_locked(root->store, root->number, ns, name);
+    if (known) {
+        kvs_extent_pin_locked(known);
+        *out = known;
+        return KVS_REASON_NONE;
+    }
+    int error = extent_from_header(root, ns, name, header, stat, out);
+    return error ? KVS_REASON_IO_ERROR : KVS_REASON_NONE;
+}
+
+static void move_aside(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
+                       const char *path)
+{
+    struct kvs_store *store = root->store;
+    if (root->is_owner && kvs_quarantine_move(root, path) == 0) {
+        kvs_lock(store);
+        store->stats.quarantined_extents++;
+        kvs_removed_note_locked(store, kvs_tag(ns, name), KVS_REASON_DAMAGED);
+        kvs_unlock(store);
+    }
+}
+
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
-                          const struct kvs_key *name, struct kvs_extent **out)
+                          const struct kvs_key *name, int to_load, struct kvs_extent **out)
 {
     struct kvs_store *store = root->store;
     char path[KVS_PATH_BYTES];
@@ -128,28 +147,28 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     kvs_path_of(ns, name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
     if (!reason && (!header_is_of(header, ns) || !header_has_key(header, name))) {
-        reason = KVS_REASON_FOREIGN;
+        reason = KVS_REASON_DAMAGED; /* a whole file, but not what its name says */
     }
-    if (fd >= 0) {
+    struct kvs_file *file = NULL;
+    if (!reason && to_load) {
+        reason = kvs_file_open(root, ns, fd, header, &file);
+    }
+    if (fd >= 0 && !file) {
         store->fs->calls->close(store->fs, fd);
     }
-    if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
-        if (root->is_owner && kvs_quarantine_move(root, path) == 0) {
-            kvs_lock(store);
-            store->stats.quarantined_extents++;
-            kvs_removed_note_locked(store, kvs_tag(ns, name), KVS_REASON_DAMAGED);
-            kvs_unlock(store);
-        }
+    if (reason == KVS_REASON_DAMAGED) {
+        move_aside(root, ns, name, path);
     } else if (!reason) {
         kvs_lock(store);
-        known = kvs_extent_named_locked(store, root->number, ns, name);
-        if (known) {
-            kvs_extent_pin_locked(known);
-            *out = known;
-        } else if (extent_from_header(root, ns, name, header, &stat, out) < 0) {
-            reason = KVS_REASON_IO_ERROR;
+        reason = take_locked(root, ns, name, header, &stat, out);
+        if (file && !reason && !(*out)->file) {
+            kvs_file_attach_locked(store, *out, file);
+            file = NULL;
         }
         kvs_unlock(store);
+    }
+    if (file) {
+        kvs_file_discard(file);
     }
     free(header);
     return reason;
@@ -211,7 +230,7 @@ static void scan_bucket(struct kvs_root *root, struct kvs_namespace *ns, const c
         struct kvs_key key;
         struct kvs_extent *extent;
         if (kvs_key_from_name(names.list[i], &key) == 0 &&
-            kvs_adopt(root, ns, &key, &extent) == KVS_REASON_NONE) {
+            kvs_adopt(root, ns, &key, 0, &extent) == KVS_REASON_NONE) {
             kvs_lock(root->store);
             kvs_extent_unpin_locked(root->store, extent);
             kvs_unlock(root->store);

@@ -35,6 +35,16 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
     return error;
 }
 
+void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key)
+{
+    char path[KVS_PATH_BYTES];
+    uint32_t bucket;
+    kvs_bucket_of(ns, key, path, &bucket);
+    kvs_lock(root->store);
+    ns->bucket_made[root->number][bucket / 8] &= (uint8_t)~(1u << (bucket % 8));
+    kvs_unlock(root->store);
+}
+
 struct birth {
     struct kvs_writer *writer; /* held */
     struct kvs_writer_extent *made;
@@ -54,16 +64,25 @@ static int extras_present(const struct kvs_writer *writer, const struct kvs_writ
 /* A peer publishes only while an owner keeps the root in bounds. */
 static int owner_missing(struct kvs_root *root)
 {
+    struct kvs_store *store = root->store;
     char holder[128];
-    if (root->is_owner) {
+    kvs_lock(store);
+    int64_t now_ns = kvs_store_now_ns(store);
+    int sure =
+        root->is_owner || (root->owner_seen_ns && now_ns - root->owner_seen_ns < KVS_NS_PER_S);
+    kvs_unlock(store);
+    if (sure) {
         return 0;
     }
     int lock_fd;
-    struct kvs_fs *fs = root->store->fs;
-    int error = fs->calls->lock(fs, root->fd, "owner.lock", holder, sizeof(holder), &lock_fd);
+    int error =
+        store->fs->calls->lock(store->fs, root->fd, "owner.lock", holder, sizeof(holder), &lock_fd);
     if (error == 0) {
-        fs->calls->unlock(fs, root->fd, "owner.lock", lock_fd);
+        store->fs->calls->unlock(store->fs, root->fd, "owner.lock", lock_fd);
     }
+    kvs_lock(store);
+    root->owner_seen_ns = error == -EBUSY ? now_ns : 0;
+    kvs_unlock(store);
     return error != -EBUSY;
 }
 
@@ -93,6 +112,12 @@ static int file_make(struct kvs_root *root, struct kvs_writer *writer,
     }
     snprintf(fallback, sizeof(fallback), "%s/tmp", writer->ns->name);
     error = fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
+    if (error == -ENOENT) {
+        /* An operator removed the directory under us: make it again, once. */
+        kvs_bucket_forget(root, writer->ns, &writer->keys[made->first]);
+        error = kvs_bucket_make(root, writer->ns, &writer->keys[made->first], bucket);
+        error = error ? error : fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
+    }
     if (error < 0) {
         return error;
     }

@@ -5,8 +5,8 @@
  * Runs on file workers (marking expired extents runs under the lock on the keeper).
  *
  * Invariants:
- *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes never
- *      exceeds capacity_bytes by what the owner writes.
+ *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes
+ *      never exceeds capacity_bytes by what the owner writes.
  *   2. Pinned extents are never chosen. Only the owner evicts.
  *   3. Every loop ends: each round unlinks something or stops.
  */
@@ -61,24 +61,40 @@ static struct kvs_extent *victim_locked(struct kvs_root *root)
     return NULL;
 }
 
-/* A peer that loaded the extent moved its atime on: spare it while that is fresh. */
-static int spared_by_peer(struct kvs_root *root, struct kvs_extent *extent)
+void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent)
 {
     struct kvs_store *store = root->store;
     char path[KVS_PATH_BYTES];
     struct kvs_fs_stat stat;
     kvs_path_of(extent->ns, &extent->name, path);
-    if (store->fs->calls->stat_path(store->fs, root->fd, path, &stat) < 0 ||
-        stat.atime_s <= extent->written_use_s || stat.atime_s <= extent->last_use_s) {
-        return 0;
+    if (store->fs->calls->stat_path(store->fs, root->fd, path, &stat) < 0) {
+        return;
     }
     kvs_lock(store);
     int64_t now_s = kvs_store_now_s(store);
-    extent->last_use_s = extent->written_use_s = stat.atime_s < now_s ? stat.atime_s : now_s;
-    if (stat.mtime_s > extent->valid_until_s) {
-        extent->valid_until_s = stat.mtime_s;
+    int64_t used_s = stat.atime_s < now_s ? stat.atime_s : now_s;
+    int64_t latest_s = now_s + kvs_longest_ttl_s(store);
+    int64_t until_s = stat.mtime_s < latest_s ? stat.mtime_s : latest_s;
+    if (used_s > extent->last_use_s) {
+        extent->last_use_s = extent->written_use_s = used_s;
     }
-    int spared = now_s - extent->last_use_s < store->min_age_s;
+    if (until_s > extent->valid_until_s) {
+        extent->valid_until_s = until_s;
+    }
+    kvs_unlock(store);
+}
+
+/* A peer that loaded the extent moved its atime on: spare it while that is fresh. */
+static int spared_by_peer(struct kvs_root *root, struct kvs_extent *extent)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    int64_t used_before_s = extent->last_use_s;
+    kvs_unlock(store);
+    kvs_times_refresh(root, extent);
+    kvs_lock(store);
+    int spared = extent->last_use_s > used_before_s &&
+                 kvs_store_now_s(store) - extent->last_use_s < store->min_age_s;
     if (spared && extent->state == KVS_EXTENT_LIVE) {
         kvs_list_add_first(&root->lru, &extent->lru);
     }
@@ -140,7 +156,8 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
     space_refresh(root);
     for (;;) {
         kvs_lock(store);
-        int fits = root->used_bytes + bytes <= root->capacity_bytes;
+        /* A peer does not know all that is there: the owner keeps the budget. */
+        int fits = !root->is_owner || root->used_bytes + bytes <= root->capacity_bytes;
         int above_reserve = root->space.free_bytes >= root->reserve_bytes + bytes;
         if (fits && above_reserve) {
             root->used_bytes += bytes;
@@ -157,14 +174,38 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
     }
 }
 
+/* One expired extent after another; what a peer renewed meanwhile stays. */
+static void expire_job(struct kvs_root *root, void *argument)
+{
+    (void)argument;
+    struct kvs_store *store = root->store;
+    struct kvs_extent *extent;
+    kvs_lock(store);
+    while (!store->closing &&
+           (extent = kvs_extent_expired_locked(root, kvs_store_now_s(store))) != NULL) {
+        kvs_extent_pin_locked(extent);
+        kvs_unlock(store);
+        kvs_times_refresh(root, extent);
+        kvs_lock(store);
+        int gone =
+            extent->state == KVS_EXTENT_LIVE && extent->valid_until_s <= kvs_store_now_s(store);
+        if (gone) {
+            count_removed(store, extent, KVS_REASON_EXPIRED);
+            kvs_leave_locked(store, extent, KVS_REASON_EXPIRED);
+            kvs_unlock(store);
+            kvs_leave_job(root, extent);
+            kvs_lock(store);
+        }
+        kvs_extent_unpin_locked(store, extent);
+    }
+    root->expiring = 0;
+    kvs_unlock(store);
+}
+
 void kvs_expire_locked(struct kvs_root *root)
 {
-    struct kvs_store *store = root->store;
-    int64_t now_s = kvs_store_now_s(store);
-    struct kvs_extent *extent;
-    while (root->is_owner && (extent = kvs_extent_expired_locked(root, now_s)) != NULL) {
-        count_removed(store, extent, KVS_REASON_EXPIRED);
-        kvs_leave_locked(store, extent, KVS_REASON_EXPIRED);
-        kvs_job_add_locked(root, kvs_leave_job, extent, 0);
+    if (root->is_owner && !root->expiring &&
+        kvs_extent_expired_locked(root, kvs_store_now_s(root->store))) {
+        root->expiring = kvs_job_add_locked(root, expire_job, NULL, 0) == 0;
     }
 }

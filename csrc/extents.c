@@ -25,8 +25,7 @@ uint64_t kvs_tag(const struct kvs_namespace *ns, const struct kvs_key *key)
 {
     uint64_t tag;
     memcpy(&tag, key->bytes, sizeof(tag));
-    /* Odd multiplier: distinct namespaces never map one key to one tag. */
-    return tag ^ ((uint64_t)(ns->number + 1) * 0x9E3779B97F4A7C15u);
+    return tag ^ ns->mix;
 }
 
 uint64_t kvs_extent_tag_of(void *argument, uint32_t extent, uint8_t position)
@@ -289,7 +288,8 @@ struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_
 }
 
 struct kvs_extent *kvs_extent_named_locked(struct kvs_store *store, uint32_t root,
-                                           struct kvs_namespace *ns, const struct kvs_key *name)
+                                           const struct kvs_namespace *ns,
+                                           const struct kvs_key *name)
 {
     struct kvs_index_cursor cursor = {0};
     while (kvs_index_find(store->index, kvs_tag(ns, name), &cursor)) {
@@ -311,6 +311,15 @@ uint32_t kvs_extent_follow_locked(struct kvs_extent *extent, uint8_t position,
         followed++;
     }
     return followed;
+}
+
+int64_t kvs_longest_ttl_s(const struct kvs_store *store)
+{
+    int64_t longest = 0;
+    for (uint32_t i = 0; i < store->class_count; i++) {
+        longest = store->classes[i].ttl_s > longest ? store->classes[i].ttl_s : longest;
+    }
+    return longest;
 }
 
 void kvs_extent_touch_locked(struct kvs_store *store, struct kvs_extent *extent, int retention)

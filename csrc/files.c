@@ -159,15 +159,22 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
     return KVS_REASON_NONE;
 }
 
+void kvs_file_discard(struct kvs_file *file)
+{
+    struct kvs_fs *fs = file->root->store->fs;
+    fs->calls->close(fs, file->fd);
+    file_free(file);
+}
+
 static void close_job(struct kvs_root *root, void *argument)
 {
-    struct kvs_file *file = argument;
     struct kvs_store *store = root->store;
-    store->fs->calls->close(store->fs, file->fd);
+    struct kvs_file *file = argument;
+    uint64_t charged = file->charged_bytes;
+    kvs_file_discard(file);
     kvs_lock(store);
-    kvs_room_refund_locked(root, file->charged_bytes);
+    kvs_room_refund_locked(root, charged);
     kvs_unlock(store);
-    file_free(file);
 }
 
 static void let_go(struct kvs_store *store, struct kvs_file *file)

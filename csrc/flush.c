@@ -36,6 +36,8 @@ static void flush_job(struct kvs_root *root, void *argument)
     struct kvs_store *store = root->store;
     int result = 0;
     for (uint32_t i = 0; i < store->root_count; i++) {
+        int synced = store->fs->calls->sync_directory(store->fs, store->roots[i].fd, ".");
+        result = result ? result : synced;
         kvs_lock(store);
         uint32_t count = store->namespace_count;
         kvs_unlock(store);

@@ -10,6 +10,7 @@
  *   2. A transfer ends exactly once: when all of it was submitted (or given up) and nothing of it
  *      is in flight.
  *   3. A short completion is tried again whole, a bounded number of times, then it is an error.
+ *   4. The device is fed before finished transfers are verified, and again every few of them.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 
 #include "store.h"
 
-enum { BATCH = 64, TRIES_MAX = 4 };
+enum { BATCH = 64, TRIES_MAX = 4, ENDS_PER_ROUND = 4 };
 
 void kvs_root_wake(struct kvs_root *root)
 {
@@ -45,6 +46,7 @@ void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *trans
     } else {
         *root->reads_tail = transfer;
         root->reads_tail = &transfer->next;
+        root->reads_queued++;
         root->read_bytes_queued += transfer->bytes;
     }
 }
@@ -71,6 +73,7 @@ static void leave_queue(struct kvs_root *root, struct kvs_transfer *transfer)
 {
     if (root->reads == transfer) {
         root->reads = transfer->next;
+        root->reads_queued--;
         root->reads_tail = root->reads ? root->reads_tail : &root->reads;
     } else if (root->writes == transfer) {
         root->writes = transfer->next;
@@ -90,14 +93,25 @@ static void give_up(struct kvs_root *root, struct kvs_transfer *transfer, int er
     }
     transfer->submitted = transfer->bytes;
     leave_queue(root, transfer);
+    if (transfer->kind == KVS_TRANSFER_REGION) {
+        transfer->region->state = KVS_REGION_BAD; /* nobody joins what will not be whole */
+    }
+}
+
+/* Even pieces: a large one with a small rest behind it would cost two operations as well. */
+static uint32_t piece_bytes(uint64_t left)
+{
+    uint64_t pieces = (left + KVS_PIECE_BYTES - 1) / KVS_PIECE_BYTES;
+    uint64_t bytes =
+        (left / pieces + KVS_ARENA_UNIT_BYTES - 1) / KVS_ARENA_UNIT_BYTES * KVS_ARENA_UNIT_BYTES;
+    return (uint32_t)(bytes < left ? bytes : left);
 }
 
 static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer)
 {
-    uint64_t left = transfer->bytes - transfer->submitted;
     slot->transfer = transfer;
     slot->piece_start = transfer->submitted;
-    slot->piece_bytes = (uint32_t)(left < KVS_PIECE_BYTES ? left : KVS_PIECE_BYTES);
+    slot->piece_bytes = piece_bytes(transfer->bytes - transfer->submitted);
     slot->tries = 0;
     transfer->submitted += slot->piece_bytes;
     transfer->in_flight++;
@@ -192,8 +206,11 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
 {
     struct kvs_transfer *transfer = slot->transfer;
     int error = kvs_io_status(&slot->op);
-    error = error == -EAGAIN ? -EIO : error;
+    if (error == -EAGAIN) { /* short every time: a read has met the end of a file that was cut */
+        error = slot->op.kind == KVS_IO_READ ? -ENODATA : -EIO;
+    }
     kvs_lock(root->store);
+    root->io_asleep = 0; /* it plans again before it sleeps: no one needs to wake it */
     if (error && !transfer->error) {
         give_up(root, transfer, error);
     }
@@ -208,19 +225,47 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
     return over ? transfer : NULL;
 }
 
-/* Hands ops to the engine; what it does not take now is tried again after the next reap. */
-static unsigned submit(struct kvs_root *root, struct kvs_io_op **ops, unsigned count)
+struct io_round {
+    struct kvs_io_op
+        *pending[2 * BATCH]; /* filled or to be repeated, not taken by the engine yet */
+    unsigned pending_count;
+    struct kvs_transfer *over, **over_tail; /* all pieces back, not verified yet */
+};
+
+static void over_add(struct io_round *round, struct kvs_transfer *transfer)
 {
-    unsigned sent = 0;
+    if (transfer) {
+        transfer->next = NULL;
+        *round->over_tail = transfer;
+        round->over_tail = &transfer->next;
+    }
+}
+
+/* Verifies and delivers a few finished transfers. 1 when there are more. */
+static int end_some(struct kvs_root *root, struct io_round *round)
+{
+    for (int i = 0; i < ENDS_PER_ROUND && round->over; i++) {
+        struct kvs_transfer *transfer = round->over;
+        round->over = transfer->next;
+        if (!round->over) {
+            round->over_tail = &round->over;
+        }
+        transfer_end(root, transfer);
+    }
+    return round->over != NULL;
+}
+
+/* Hands ops to the engine; what it does not take now is tried again after the next reap. */
+static void submit(struct kvs_root *root, struct io_round *round)
+{
+    struct kvs_io_op **ops = round->pending;
+    unsigned sent = 0, count = round->pending_count;
     while (sent < count) {
         int taken = root->engine->calls->submit(root->engine, ops + sent, count - sent);
         if (taken < 0) {
             /* The engine refused the operation itself: it completes with that error. */
             ops[sent]->result = taken;
-            struct kvs_transfer *over = piece_done(root, ops[sent]->owner);
-            if (over) {
-                transfer_end(root, over);
-            }
+            over_add(round, piece_done(root, ops[sent]->owner));
             taken = 1;
         }
         if (taken == 0) {
@@ -231,7 +276,7 @@ static unsigned submit(struct kvs_root *root, struct kvs_io_op **ops, unsigned c
     for (unsigned i = sent; i < count; i++) {
         ops[i - sent] = ops[i];
     }
-    return count - sent;
+    round->pending_count = count - sent;
 }
 
 /* Copies of RAM hits to callers. */
@@ -245,33 +290,23 @@ static void deliver_hits(struct kvs_root *root)
         kvs_unlock(store);
         kvs_deliver_waiters(store, hit->region);
         kvs_lock(store);
-        kvs_region_drop_locked(store, hit->region);
         free(hit);
     }
     kvs_unlock(store);
 }
 
-static int completion(struct kvs_root *root, struct kvs_io_op *op, struct kvs_io_op **again)
+static void completion(struct kvs_root *root, struct io_round *round, struct kvs_io_op *op)
 {
     struct kvs_slot *slot = op->owner;
     if (kvs_io_status(op) == -EAGAIN && slot->tries < TRIES_MAX) {
         slot->tries++;
         slot_to_op(slot);
-        *again = op;
-        return 1;
+        assert(round->pending_count < 2 * BATCH);
+        round->pending[round->pending_count++] = op;
+        return;
     }
-    struct kvs_transfer *over = piece_done(root, slot);
-    if (over) {
-        transfer_end(root, over);
-    }
-    return 0;
+    over_add(round, piece_done(root, slot));
 }
-
-struct io_round {
-    struct kvs_io_op
-        *pending[2 * BATCH]; /* filled or to be repeated, not taken by the engine yet */
-    unsigned pending_count;
-};
 
 /* One round before waiting. Returns 1 when there is more to do at once, 0 to wait, -1 to stop. */
 static int feed(struct kvs_root *root, struct io_round *round)
@@ -280,21 +315,20 @@ static int feed(struct kvs_root *root, struct io_round *round)
     struct kvs_transfer *ended = NULL;
     kvs_lock(store);
     if (!store->closing) {
-        kvs_plan_reads_locked(root, root->bytes_in_flight_max);
+        kvs_plan_reads_locked(root);
     }
     if (round->pending_count == 0) {
         round->pending_count = batch_fill_locked(root, round->pending, &ended);
     }
-    root->io_asleep = 1; /* from here on a change must wake the thread */
-    int stop = store->closing > 1 && root->ops_in_flight == 0 && !root->reads && !root->writes;
+    root->io_asleep = !round->over && !ended; /* from here on a change must wake the thread */
+    int stop = store->closing > 1 && root->ops_in_flight == 0 && !root->reads && !root->writes &&
+               !round->over && !ended;
     int hits = root->delivers != NULL;
     kvs_unlock(store);
-    if (ended) {
-        transfer_end(root, ended);
-    }
+    over_add(round, ended);
     unsigned full = round->pending_count == BATCH;
     if (round->pending_count) {
-        round->pending_count = submit(root, round->pending, round->pending_count);
+        submit(root, round);
     }
     if (hits) {
         deliver_hits(root);
@@ -302,7 +336,7 @@ static int feed(struct kvs_root *root, struct io_round *round)
     if (stop) {
         return -1;
     }
-    return ended || hits || (full && round->pending_count == 0);
+    return round->over || hits || (full && round->pending_count == 0);
 }
 
 void *kvs_io_thread(void *argument)
@@ -311,15 +345,13 @@ void *kvs_io_thread(void *argument)
     struct kvs_io_op *done[BATCH];
     struct io_round round = {.pending_count = 0};
     int more;
+    round.over_tail = &round.over;
     while ((more = feed(root, &round)) >= 0) {
+        more = end_some(root, &round) || more;
         int64_t timeout_ns = more ? 0 : round.pending_count ? 1000000 : -1;
         int count = root->engine->calls->reap(root->engine, done, BATCH, timeout_ns);
         for (int i = 0; i < count; i++) {
-            struct kvs_io_op *again = NULL;
-            if (completion(root, done[i], &again)) {
-                assert(round.pending_count < 2 * BATCH);
-                round.pending[round.pending_count++] = again;
-            }
+            completion(root, &round, done[i]);
         }
     }
     return NULL;

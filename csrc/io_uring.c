@@ -14,12 +14,14 @@
  *   - A slot is free or holds exactly one operation in flight; user_data is the slot's number,
  *     and `depth` for the poll on wake_fd.
  */
+#define _GNU_SOURCE 1 /* syscall */
 #include "io.h"
 #include "io_wait.h"
 
 #include <assert.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #if defined(KVS_URING_STATIC) || defined(KVS_URING_SHARED)
@@ -150,9 +152,10 @@ static int enable(struct uring *u)
     if (u->enabled) {
         return 0;
     }
-    int result = io_uring_enable_rings(&u->ring);
-    if (result < 0) {
-        return result;
+    /* Not io_uring_enable_rings(): liburing.so 2.3 forgets to export it. */
+    int fd = u->ring.ring_fd;
+    if (syscall(__NR_io_uring_register, fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) < 0) {
+        return -errno;
     }
     u->enabled = 1;
     /* A registered ring belongs to a thread. Only with SINGLE_ISSUER does the kernel refuse to

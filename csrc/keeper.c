@@ -81,14 +81,29 @@ static int64_t write_back_age_ns(const struct kvs_root *root, const struct kvs_e
     return (age_s < WRITE_BACK_MAX_S ? age_s : WRITE_BACK_MAX_S) * KVS_NS_PER_S;
 }
 
+/* Younger changes than this are not due in any class. */
+static int64_t youngest_due_ns(const struct kvs_root *root)
+{
+    int64_t least_s = root->is_owner ? WRITE_BACK_MAX_S : 0;
+    for (uint32_t i = 0; i < root->store->class_count; i++) {
+        int64_t age_s = root->store->classes[i].ttl_s / 20;
+        least_s = age_s < least_s ? age_s : least_s;
+    }
+    return least_s * KVS_NS_PER_S;
+}
+
 static void times_write_back_locked(struct kvs_root *root, int64_t now_ns, int all)
 {
     struct kvs_link *at = root->dirty_times.next;
+    int64_t youngest_ns = youngest_due_ns(root);
     while (at != &root->dirty_times) {
         struct kvs_extent *extent = KVS_ENTRY(at, struct kvs_extent, dirty);
+        int64_t age_ns = now_ns - extent->dirty_since_ns;
         at = at->next;
-        if (!all && now_ns - extent->dirty_since_ns < write_back_age_ns(root, extent)) {
-            /* Classes differ in age, so the list is not sorted by due time: look a little on. */
+        if (!all && age_ns < youngest_ns) {
+            break; /* the list is in order of change: the rest is younger still */
+        }
+        if (!all && age_ns < write_back_age_ns(root, extent)) {
             continue;
         }
         kvs_list_remove(&extent->dirty);

@@ -100,7 +100,7 @@ struct kvs_options {
 struct kvs_store;
 
 /* Creates what is missing, takes the owner's lock of every root, starts the threads, serves at
- * once while a scan fills the index. On failure *message says what to do (at most message_bytes). */
+ * once while a scan fills the index. On failure *message says what to do. */
 int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *message,
              uint32_t message_bytes);
 /* Ends loads and writers (reason closed), waits until nothing is in flight, writes times back,
@@ -290,7 +290,9 @@ void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out);
 /* Abandons what was not committed. Sources stay the caller's duty until their tickets are done. */
 void kvs_writer_close(struct kvs_writer *writer);
 
-/* fsync of every directory (and file) published since the last flush. Ticket result: 0 or -errno. */
+/* fsync of every directory that got a name since the last flush: with direct I/O the cells are on
+ * the device already, and where O_DIRECT is refused each file was synced before it got its name.
+ * Ticket result: 0 or -errno. */
 int kvs_flush(struct kvs_store *store, struct kvs_ticket **out);
 
 /* ------------------------------------------------------------------------------ what it says */

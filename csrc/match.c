@@ -37,7 +37,10 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
             break;
         }
         if (extent->valid_until_s <= now_s) {
-            *reason = KVS_REASON_EXPIRED;
+            /* A peer may not know that another process renewed it: a walk reads its times. */
+            int sure = store->roots[extent->root].is_owner ||
+                       kvs_absent_known_locked(store, kvs_tag(ns, &keys[at]));
+            *reason = sure ? KVS_REASON_EXPIRED : KVS_REASON_PENDING;
             break;
         }
         at += kvs_extent_follow_locked(extent, position, &keys[at], count - at);
@@ -52,7 +55,7 @@ static void count_lookup(struct kvs_store *store, uint64_t blocks, uint64_t coun
     store->stats.hit_blocks += blocks;
     store->stats.missed_blocks += count - blocks;
     if (reason) {
-        store->stats.misses_by_reason[reason]++;
+        store->stats.misses_by_reason[reason] += count - blocks;
     }
 }
 
@@ -85,34 +88,111 @@ int kvs_contains(struct kvs_cache *cache, const struct kvs_key *key)
     return (int)blocks;
 }
 
-/* One step of a walk: the file named by keys[at], on any root in rendezvous order. */
+/* An extent that expired as far as we know: another process may have renewed it. 1: it is good. */
+static int renewed_elsewhere(struct kvs_store *store, struct kvs_extent *extent)
+{
+    kvs_times_refresh(&store->roots[extent->root], extent);
+    kvs_lock(store);
+    int good = extent->state == KVS_EXTENT_LIVE && extent->valid_until_s > kvs_store_now_s(store);
+    kvs_extent_unpin_locked(store, extent);
+    kvs_unlock(store);
+    return good;
+}
+
+/* One step of a walk: the file named by the key, on any root in rendezvous order. */
 static int walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struct kvs_key *key)
 {
-    uint8_t order[KVS_ROOTS_MAX];
+    uint8_t order[KVS_ROOTS_MAX], position;
+    kvs_lock(store);
+    struct kvs_extent *known = kvs_extent_lookup_locked(store, ns, key, &position);
+    if (known) {
+        kvs_extent_pin_locked(known);
+    }
+    kvs_unlock(store);
+    if (known) {
+        return renewed_elsewhere(store, known);
+    }
     kvs_root_order(store, key, order);
     for (uint32_t i = 0; i < store->root_count; i++) {
         struct kvs_extent *extent = NULL;
-        if (kvs_adopt(&store->roots[order[i]], ns, key, &extent) == KVS_REASON_NONE) {
-            kvs_lock(store);
-            kvs_extent_unpin_locked(store, extent);
-            kvs_unlock(store);
-            return 1;
+        if (kvs_adopt(&store->roots[order[i]], ns, key, 1, &extent) == KVS_REASON_NONE) {
+            return renewed_elsewhere(store, extent);
         }
     }
     return 0;
+}
+
+/* ---- probes: grid positions are the likely names, so several workers open them ahead ---- */
+
+struct probe {
+    struct kvs_namespace *ns;
+    atomic_uint refs, next;
+    uint32_t count;
+    struct kvs_key keys[];
+};
+
+static void probe_job(struct kvs_root *root, void *argument)
+{
+    struct probe *probe = argument;
+    uint32_t at;
+    while ((at = atomic_fetch_add(&probe->next, 1)) < probe->count) {
+        /* The first name that is missing ends the chain for all of them. */
+        if (!walk_step(root->store, probe->ns, &probe->keys[at])) {
+            atomic_store(&probe->next, probe->count);
+        }
+    }
+    if (atomic_fetch_sub(&probe->refs, 1) == 1) {
+        free(probe);
+    }
+}
+
+static void probes_start(struct kvs_root *root, struct kvs_namespace *ns,
+                         const struct kvs_key *keys, uint64_t from, uint64_t count)
+{
+    uint64_t grid = ns->extent_blocks;
+    uint64_t first = (from / grid + 1) * grid;
+    uint64_t names = first < count ? (count - first + grid - 1) / grid : 0;
+    uint32_t helpers = names < KVS_FILE_WORKERS - 1 ? (uint32_t)names : KVS_FILE_WORKERS - 1;
+    struct probe *probe = names ? malloc(sizeof(*probe) + names * sizeof(probe->keys[0])) : NULL;
+    if (!probe) {
+        return;
+    }
+    probe->ns = ns;
+    probe->count = (uint32_t)names;
+    atomic_init(&probe->next, 0);
+    atomic_init(&probe->refs, helpers + 1);
+    for (uint64_t i = 0; i < names; i++) {
+        probe->keys[i] = keys[first + i * grid];
+    }
+    kvs_lock(root->store);
+    for (uint32_t i = 0; i < helpers; i++) {
+        if (kvs_job_add_locked(root, probe_job, probe, 1) < 0) {
+            atomic_fetch_sub(&probe->refs, 1);
+        }
+    }
+    kvs_unlock(root->store);
+    if (atomic_fetch_sub(&probe->refs, 1) == 1) {
+        free(probe);
+    }
 }
 
 uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *keys,
                   uint64_t count)
 {
     struct kvs_store *store = root->store;
+    enum kvs_reason reason;
+    kvs_lock(store);
+    uint64_t known = kvs_match_locked(store, ns, keys, count, &reason);
+    kvs_unlock(store);
+    if (known < count && walk_step(store, ns, &keys[known])) {
+        probes_start(root, ns, keys, known, count);
+    }
     for (uint64_t steps = 0; steps <= count; steps++) {
-        enum kvs_reason reason;
         kvs_lock(store);
         uint64_t at = kvs_match_locked(store, ns, keys, count, &reason);
         int closing = store->closing;
         kvs_unlock(store);
-        if (at == count || closing || reason == KVS_REASON_EXPIRED) {
+        if (at == count || closing) {
             return at;
         }
         if (!walk_step(store, ns, &keys[at])) {
@@ -122,7 +202,7 @@ uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct 
             return at;
         }
     }
-    return 0;
+    return known;
 }
 
 struct find {

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "store.h"
+#include "xxh3.h"
 
 static void hex_of(const uint8_t *bytes, uint32_t count, char *out)
 {
@@ -82,8 +83,8 @@ int kvs_namespace_add_locked(struct kvs_store *store, const char *name, struct k
     if (!ns) {
         return -ENOMEM;
     }
-    ns->number = store->namespace_count;
     snprintf(ns->name, sizeof(ns->name), "%s", name);
+    ns->mix = kvs_xxh3(name, strlen(name));
     grown[store->namespace_count++] = ns;
     *out = ns;
     return 0;

@@ -108,7 +108,7 @@ void kvs_region_drop_locked(struct kvs_store *store, struct kvs_region *region)
     if (whole && region->extent && region->extent->state != KVS_EXTENT_GONE && !store->closing) {
         kvs_list_add_first(&store->cached, &region->lru);
         store->cached_bytes += region->bytes;
-        if (store->reserved_total) {
+        if (!kvs_list_empty(&store->loads)) {
             kvs_wake_all(store);
         }
         pthread_cond_broadcast(&store->changed);
@@ -121,6 +121,18 @@ void kvs_region_drop_locked(struct kvs_store *store, struct kvs_region *region)
     region_free(store, region);
 }
 
+/* Also those that somebody still reads: their memory stays with the last reader, but they serve
+ * nobody else. (The I/O thread lets go of a region a moment after its load has seen it.) */
+static void drop_regions_locked(struct kvs_store *store, struct kvs_extent *extent)
+{
+    for (uint32_t layer = 0; layer < extent->ns->layer_count; layer++) {
+        struct kvs_region *region = extent->regions[layer];
+        if (region && region->state == KVS_REGION_READY) {
+            kvs_region_detach_locked(store, region);
+        }
+    }
+}
+
 int kvs_drop_ram(struct kvs_store *store)
 {
     int error = kvs_store_check(store);
@@ -128,8 +140,10 @@ int kvs_drop_ram(struct kvs_store *store)
         return error;
     }
     kvs_lock(store);
-    while (!kvs_list_empty(&store->cached)) {
-        kvs_region_detach_locked(store, KVS_ENTRY(store->cached.prev, struct kvs_region, lru));
+    for (uint32_t i = 0; i < store->extent_count; i++) {
+        if (store->extents[i] && store->extents[i]->regions) {
+            drop_regions_locked(store, store->extents[i]);
+        }
     }
     kvs_unlock(store);
     return 0;

@@ -5,8 +5,8 @@
  * is never changed after it has a name.
  *
  * When the name is taken: the winner covers our blocks: renew it and drop ours. It is shorter or
- * branches: ours is linked under the first of its keys that the winner lacks. It is torn or foreign:
- * it is moved aside and ours takes the name.
+ * branches: ours is linked under the first of its keys that the winner lacks. It is torn or
+ * foreign: it is moved aside and ours takes the name.
  *
  * Invariant: every try for a name moves forward in the extent's keys or removes what stood in the
  * way, so naming ends.
@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "store.h"
 
@@ -68,10 +69,14 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
     const struct kvs_key *ours = &writer->keys[made->first + named];
     struct kvs_extent *winner = NULL;
     uint32_t followed = 0;
-    enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, &winner);
-    /* A file that vanished left the name free; the owner moved a damaged or foreign one aside. */
-    *retry = reason == KVS_REASON_ABSENT ||
-             (root->is_owner && (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN));
+    enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, 1, &winner);
+    /* A file that vanished left the name free; the owner moves a damaged or foreign one aside. */
+    *retry = reason == KVS_REASON_ABSENT || (reason == KVS_REASON_DAMAGED && root->is_owner);
+    if (reason == KVS_REASON_FOREIGN && root->is_owner) {
+        char path[KVS_PATH_BYTES];
+        kvs_path_of(writer->ns, ours, path);
+        *retry = kvs_quarantine_move(root, path) == 0;
+    }
     if (reason) {
         return 0;
     }
@@ -106,6 +111,10 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         int error = fs->calls->link(fs, root->fd, &made->temp, path);
         if (error == 0) {
             return NAMED;
+        }
+        if (error == -ENOENT) {
+            kvs_bucket_forget(root, writer->ns, key); /* its directory was removed under us */
+            continue;
         }
         if (error != -EEXIST) {
             return FAILED;
@@ -187,6 +196,10 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     if (!error) {
         error = fs->calls->stat_fd(fs, made->temp.fd, &stat);
     }
+    if (!error && __atomic_load_n(&fs->lost, __ATOMIC_RELAXED) & KVS_FS_LOST_DIRECT) {
+        /* Through the page cache a later flush() of directories would not be enough. */
+        error = fs->calls->sync_file(fs, made->temp.fd);
+    }
     enum naming naming = error ? FAILED : name_take(root, writer, made, &named);
     kvs_lock(store);
     if (naming == NAMED) {
@@ -223,7 +236,7 @@ void kvs_publish_job(struct kvs_root *root, void *argument)
     }
     kvs_lock(store);
     kvs_chain_touch_locked(store, writer->ns, writer->keys, writer->count, writer->class_number);
-    kvs_writer_end_locked(writer, KVS_REASON_NONE);
+    kvs_writer_end_locked(writer);
     kvs_writer_drop_locked(writer);
     kvs_unlock(store);
 }

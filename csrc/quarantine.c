@@ -34,6 +34,22 @@ static void trim(struct kvs_root *root)
     }
 }
 
+static int count_one(void *argument, const char *name, uint8_t is_directory)
+{
+    struct kvs_root *root = argument;
+    (void)name;
+    root->quarantine_count += !is_directory;
+    return 0;
+}
+
+/* What earlier lives left; the owner, before its first own move. */
+void kvs_quarantine_count(struct kvs_root *root)
+{
+    struct kvs_fs *fs = root->store->fs;
+    root->quarantine_count = 0;
+    fs->calls->list(fs, root->fd, "quarantine", count_one, root);
+}
+
 /* Names sort by age: time first, then a number. */
 int kvs_quarantine_move(struct kvs_root *root, const char *path)
 {

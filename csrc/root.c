@@ -14,6 +14,8 @@
 
 #include "store.h"
 
+enum { LOCK_TRIES = 4 };
+
 static const char owner_lock[] = "owner.lock";
 static const char identity[] = "root.json";
 
@@ -80,11 +82,11 @@ static int identity_write(struct kvs_root *root)
     return error == -EEXIST ? identity_read(root) : error;
 }
 
-/* A peer may come before the owner wrote it, or to a directory it cannot write: then the path
- * stands for the root. Lookups probe every root, so this costs a probe, not a block. */
+/* Only an owner writes one. A peer that comes before it, and an owner that cannot, take the path
+ * for it: lookups probe every root, so this costs a probe, not a block. */
 static void identity_take(struct kvs_root *root)
 {
-    if (identity_read(root) < 0 && identity_write(root) < 0) {
+    if (identity_read(root) < 0 && (!root->is_owner || identity_write(root) < 0)) {
         for (size_t i = 0; root->path[i]; i++) {
             root->uuid[i % 16] = (uint8_t)(root->uuid[i % 16] * 31 + root->path[i]);
         }
@@ -128,6 +130,7 @@ int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes
     root->is_owner = 1;
     root->warming = 1;
     kvs_unlock(root->store);
+    kvs_quarantine_count(root);
     return 0;
 }
 
@@ -193,9 +196,13 @@ static void size_take(struct kvs_root *root, const struct kvs_root_options *opti
 static int lock_take(struct kvs_root *root, char *message, uint32_t message_bytes)
 {
     char holder[160] = "";
-    int error = root->store->role == KVS_ROLE_PEER
-                    ? -EBUSY
-                    : kvs_root_try_lock(root, holder, sizeof(holder));
+    int error = -EBUSY;
+    /* A peer that looks whether there is an owner holds the lock for a moment. */
+    for (int i = 0; root->store->role != KVS_ROLE_PEER && error == -EBUSY && i < LOCK_TRIES; i++) {
+        struct timespec moment = {0, i * 10000000l};
+        nanosleep(&moment, NULL);
+        error = kvs_root_try_lock(root, holder, sizeof(holder));
+    }
     if (error == -EBUSY && root->store->role != KVS_ROLE_OWNER) {
         return 0;
     }
@@ -287,6 +294,7 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
         kvs_lock(root->store);
         error = kvs_job_add_locked(root, kvs_scan_job, NULL, 0);
         kvs_unlock(root->store);
+        kvs_removed_load(root);
     }
     return error;
 }
@@ -312,6 +320,7 @@ void kvs_root_close(struct kvs_root *root)
         root->engine = NULL;
     }
     if (root->lock_fd >= 0) {
+        kvs_removed_save(root);
         fs->calls->unlock(fs, root->fd, owner_lock, root->lock_fd);
     }
     if (root->fd >= 0) {

@@ -19,7 +19,7 @@
 #include "store.h"
 #include "xxh3.h"
 
-enum { ROOM_WAIT_MS = 20, ROOM_WAITS_MAX = 250 };
+enum { ROOM_WAIT_MS = 20, ROOM_WAIT_MAX_S = 5 };
 
 static uint64_t region_bytes(const struct kvs_writer *writer, uint32_t layer, uint64_t blocks)
 {
@@ -48,14 +48,14 @@ static struct kvs_region *stage_open_locked(struct kvs_writer *writer,
 }
 
 /* Room comes when writes finish or loads release; with neither under way there is no hope. */
-static int wait_for_room_locked(struct kvs_store *store, unsigned *waits)
+static int wait_for_room_locked(struct kvs_store *store, const struct timespec *began)
 {
-    if ((store->writes_in_flight == 0 && kvs_list_empty(&store->loads)) ||
-        ++*waits > ROOM_WAITS_MAX) {
-        return 0;
-    }
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
+    if ((store->writes_in_flight == 0 && kvs_list_empty(&store->loads)) ||
+        until.tv_sec - began->tv_sec > ROOM_WAIT_MAX_S) {
+        return 0;
+    }
     until.tv_nsec += ROOM_WAIT_MS * 1000000l;
     until.tv_sec += until.tv_nsec / KVS_NS_PER_S;
     until.tv_nsec %= KVS_NS_PER_S;
@@ -67,8 +67,11 @@ static int wait_for_room_locked(struct kvs_store *store, unsigned *waits)
 static struct kvs_region *stage_region_locked(struct kvs_writer *writer,
                                               struct kvs_writer_extent *made, uint32_t layer)
 {
-    unsigned waits = 0;
-    while (made->state != KVS_MADE_DROPPED && writer->state != KVS_WRITER_DONE) {
+    struct timespec began;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    /* A layer that was sent is whole: a cell put again is ignored, its region may be gone. */
+    while (made->state != KVS_MADE_DROPPED && writer->state != KVS_WRITER_DONE &&
+           !made->layer_sent[layer]) {
         struct kvs_region *region = made->extent->regions[layer];
         if (region) {
             return region->state == KVS_REGION_STAGING ? region : NULL;
@@ -77,7 +80,7 @@ static struct kvs_region *stage_region_locked(struct kvs_writer *writer,
         if (region) {
             return region;
         }
-        if (!wait_for_room_locked(writer->store, &waits)) {
+        if (!wait_for_room_locked(writer->store, &began)) {
             kvs_made_drop_locked(writer, made);
         }
     }

@@ -1,7 +1,7 @@
 /*
  * store.h: the private parts of a store and how they hang together: who owns what (below), the
- * structs (types.h), and what each file offers to the others. Only files of the core include it; the
- * pure leaves (format, index, arena, keys, xxh3, list) and both waists do not know it.
+ * structs (types.h), and what each file offers to the others. Only files of the core include it;
+ * the pure leaves (format, index, arena, keys, xxh3, list) and both waists do not know it.
  *
  * Who owns what
  *   1. store->lock guards everything reachable from struct kvs_store except where a comment says
@@ -16,7 +16,7 @@
  *      drained ticket is done when the load has ended and that count is 0.
  *   5. A ticket is finished exactly once, under the lock.
  *   6. Threads: per root one I/O thread (ring, verification, copies to callers) and a few file
- *      workers (everything of fs.h); per store one copier (puts into staging) and one keeper (time).
+ *      workers (everything of fs.h); per store one copier (puts) and one keeper (time).
  */
 #ifndef KVS_STORE_H
 #define KVS_STORE_H
@@ -70,7 +70,9 @@ struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_
                                             const struct kvs_key *key, uint8_t *position);
 /* The extent whose file has this very name, or NULL. */
 struct kvs_extent *kvs_extent_named_locked(struct kvs_store *store, uint32_t root,
-                                           struct kvs_namespace *ns, const struct kvs_key *name);
+                                           const struct kvs_namespace *ns,
+                                           const struct kvs_key *name);
+int64_t kvs_longest_ttl_s(const struct kvs_store *store);
 /* How many of keys[0..count) follow in `extent` from `position` on. */
 uint32_t kvs_extent_follow_locked(struct kvs_extent *extent, uint8_t position,
                                   const struct kvs_key *keys, uint64_t count);
@@ -84,9 +86,13 @@ int kvs_extent_order_by_use_locked(struct kvs_root *root); /* after a scan */
 void kvs_extents_free(struct kvs_store *store);
 
 /* ---- removed.c: why a key is not there ---- */
+int kvs_removed_open(struct kvs_store *store); /* freed with the store */
 void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_reason reason);
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag);
 void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag);
+/* The newest reasons of a root outlive it in <root>/removed.ring. Owner only, no lock held. */
+void kvs_removed_save(struct kvs_root *root);
+void kvs_removed_load(struct kvs_root *root);
 void kvs_absent_note_locked(struct kvs_store *store, uint64_t tag);
 int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag);
 
@@ -114,6 +120,8 @@ enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd
 /* Reads the rest against the namespace's layout; takes fd on success. File workers only. */
 enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, int fd,
                               const struct kvs_extent_header *header, struct kvs_file **out);
+/* Closes a file that no extent holds; file workers only. */
+void kvs_file_discard(struct kvs_file *file);
 void kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
                             struct kvs_file *file);
 void kvs_file_trim_locked(struct kvs_store *store);
@@ -136,12 +144,12 @@ void kvs_jobs_stop(struct kvs_root *root);
 void kvs_root_wake(struct kvs_root *root);
 void kvs_wake_all(struct kvs_store *store);
 
-/* ---- scan.c, adopt.c ---- */
+/* ---- adopt.c ---- */
 void kvs_scan_job(struct kvs_root *root, void *argument);
 void kvs_rescan_job(struct kvs_root *root, void *argument);
-/* Takes a file found by name into the index; *out pinned, or NULL with a reason. */
+/* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
-                          const struct kvs_key *name, struct kvs_extent **out);
+                          const struct kvs_key *name, int to_load, struct kvs_extent **out);
 
 /* ---- match.c ---- */
 uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
@@ -167,9 +175,11 @@ void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);
+/* Pool bytes that others than `load` may count on: running loads, and the next to be admitted. */
+uint64_t kvs_load_promised_locked(const struct kvs_load *load);
 void kvs_load_spans_locked(struct kvs_load *load);
-/* Turns the next spans into transfers until the root has `bytes` queued. */
-void kvs_plan_reads_locked(struct kvs_root *root, uint64_t bytes);
+/* Turns the next spans into transfers, as many as the device can be given now. */
+void kvs_plan_reads_locked(struct kvs_root *root);
 /* One span through the pool: 0, or -EAGAIN when there is no room now. */
 int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
 /* The same straight into caller memory: 0, or -ENOTSUP when alignment forbids it. */
@@ -190,10 +200,12 @@ void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *trans
 /* ---- writer.c, stage.c, birth.c, publish.c ---- */
 int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
                     char *path);
+/* The directory is not there (any more). */
+void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key);
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
-void kvs_writer_end_locked(struct kvs_writer *writer, enum kvs_reason reason);
+void kvs_writer_end_locked(struct kvs_writer *writer);
 void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
@@ -207,6 +219,8 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 int kvs_evict_one(struct kvs_root *root, int force);
+/* Later times that another process wrote to the file; file workers only. */
+void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
 void kvs_expire_locked(struct kvs_root *root);
 
 /* ---- leave.c ---- */
@@ -219,7 +233,7 @@ void kvs_leave_job(struct kvs_root *root, void *extent);
 void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,
                     const struct kvs_key *name);
 
-/* ---- keeper.c, times.c ---- */
+/* ---- keeper.c ---- */
 void *kvs_keeper_thread(void *store);
 void kvs_keeper_round(struct kvs_store *store);
 void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
@@ -228,6 +242,7 @@ void kvs_times_flush_all(struct kvs_store *store);
 
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
+void kvs_quarantine_count(struct kvs_root *root);
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 
 #endif

@@ -22,9 +22,7 @@ enum {
     KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
     KVS_BUCKETS = 4096,            /* directories of a namespace: 3 hex digits */
     KVS_PATH_BYTES = KVS_FS_NAME_BYTES,
-    KVS_OWNER_BYTES = 64,
-    KVS_REMOVED_SLOTS = 1 << 16,
-    KVS_ABSENT_SLOTS = 1 << 12
+    KVS_OWNER_BYTES = 64
 };
 
 /* ---- tickets ---- */
@@ -50,7 +48,7 @@ struct kvs_queue {
 /* ---- namespaces ---- */
 
 struct kvs_namespace {
-    uint32_t number;
+    uint64_t mix; /* into every tag; from the name, so that tags mean the same in the next life */
     char name[KVS_NAMESPACE_NAME_BYTES];
     uint8_t fingerprint[32];
     int has_layout; /* 0: only seen on disk; counted and evicted, not served */
@@ -200,6 +198,7 @@ struct kvs_root {
     struct kvs_transfer *reads, **reads_tail; /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;
     uint64_t read_bytes_queued, plan_round;
+    uint32_t reads_queued;
     struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
     /* file workers */
     pthread_t workers[KVS_FILE_WORKERS];
@@ -215,9 +214,10 @@ struct kvs_root {
     struct kvs_link leaving; /* extents whose file has not given up its name yet */
     struct kvs_extent **expiry; /* min-heap by expiry_key_s */
     uint32_t expiry_count, expiry_room;
-    int64_t lock_tried_ns, rescan_ns;
+    int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
     int64_t rescan_from_s;
     int rescanning;
+    int expiring;
     uint32_t quarantine_count;
     uint64_t quarantine_sequence;
 };
@@ -278,6 +278,7 @@ struct kvs_load {
     uint32_t layers_ready;
     uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
     uint64_t tried_round[KVS_ROOTS_MAX];
+    uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
     uint64_t first, blocks; /* of the lease */
     uint64_t good;
     uint8_t good_reason, state, closed;
@@ -347,16 +348,8 @@ struct kvs_put {
 
 /* ---- the store ---- */
 
-struct kvs_removed {
-    uint64_t tag;
-    int64_t when_s;
-    uint32_t reason, zero;
-};
-
-struct kvs_absent {
-    uint64_t tag;
-    int64_t when_ns;
-};
+struct kvs_removed; /* removed.c */
+struct kvs_absent;
 
 struct kvs_store {
     pthread_mutex_t lock;

@@ -137,11 +137,6 @@ static inline void io_uring_queue_exit(struct io_uring *ring)
     close(ring->ring_fd);
 }
 
-static inline int io_uring_enable_rings(struct io_uring *ring)
-{
-    return shim_register(ring->ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0);
-}
-
 static inline int io_uring_register_buffers(struct io_uring *ring, const struct iovec *buffers,
                                             unsigned count)
 {

@@ -101,7 +101,8 @@ def chain_keys(tokens, uint32_t block_tokens, bytes salt, extras):
     cdef uint32_t extra_count = <uint32_t>len(plain)
     PyObject_GetBuffer(tokens, &view, PyBUF_SIMPLE)
     cdef uint64_t count = <uint64_t>view.len // 4
-    cdef bytes keys = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(count // block_tokens) * KEY_BYTES)
+    cdef Py_ssize_t key_total = <Py_ssize_t>(count // block_tokens)
+    cdef bytes keys = PyBytes_FromStringAndSize(NULL, key_total * KEY_BYTES)
     cdef kvs_key *out = <kvs_key *>PyBytes_AS_STRING(keys)
     cdef const uint8_t *salt_at = <const uint8_t *>PyBytes_AS_STRING(salt)
     cdef uint32_t salt_bytes = <uint32_t>len(salt)
@@ -427,10 +428,11 @@ cdef class Store(Handle):
         self.handle = NULL
         if handle is NULL or not self.mine():
             return
-        for engine in self.testing[2]:
-            (<FaultEngine>engine).handle = NULL  # the store closes its engines
         with nogil:
             kvs_close(handle)
+        for engine in self.testing[2]:
+            if engine is not None:
+                (<FaultEngine>engine).handle = NULL  # the store closed it
         sweep()
 
     def tick(self):
@@ -639,7 +641,7 @@ cdef class Load(Handle):
         return ticket_of(kvs_load_drained(self.open_handle()))
 
     def layer(self, uint32_t layer):
-        """(good leading blocks, reason or None, spans, boot ns when ready), None while not ready."""
+        """(good leading blocks, reason or None, spans, boot ns when ready); None: not ready."""
         cdef kvs_layer answer
         cdef int code = kvs_load_layer(self.open_handle(), layer, &answer)
         if code == -EAGAIN:
@@ -863,3 +865,48 @@ cdef class FaultFiles:
 
     def set_space(self, uint64_t total_bytes, uint64_t free_bytes):
         kvs_fs_fault_set_space(self.handle, total_bytes, free_bytes)
+
+
+cdef class RawReader:
+    """Raw reads without a store; used by the thread that made it."""
+
+    cdef kvs_raw_reader *handle
+
+    def __cinit__(self, list paths not None, uint32_t io_bytes, uint32_t depth_max,
+                  uint64_t memory_bytes):
+        cdef const char **array = <const char **>calloc(len(paths) + 1, sizeof(char *))
+        cdef uint32_t count = <uint32_t>len(paths)
+        cdef bytes path
+        cdef int code
+        if array is NULL:
+            raise MemoryError()
+        try:
+            for i, path in enumerate(paths):
+                array[i] = PyBytes_AS_STRING(path)  # owned by `paths`
+            with nogil:
+                code = kvs_raw_reader_open(array, count, io_bytes, depth_max, memory_bytes,
+                                           &self.handle)
+        finally:
+            free(array)
+        check(code, "opening files for raw reads (O_DIRECT)")
+
+    def __dealloc__(self):
+        if self.handle is not NULL:
+            kvs_raw_reader_close(self.handle)
+
+    def run(self, uint32_t depth, int64_t duration_ns):
+        """(bytes, ns) of about duration_ns with `depth` reads in flight."""
+        cdef kvs_raw_result result
+        cdef int code
+        with nogil:
+            code = kvs_raw_reader_run(self.handle, depth, duration_ns, &result)
+        check(code, "raw reads")
+        return result.bytes, result.ns
+
+    @property
+    def engine(self):
+        return kvs_raw_reader_engine(self.handle).decode()
+
+    @property
+    def registered(self):
+        return bool(kvs_raw_reader_registered(self.handle))

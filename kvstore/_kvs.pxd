@@ -375,3 +375,19 @@ cdef extern from "testing/fs_fault.h" nogil:
     void kvs_fs_fault_clear(kvs_fs *fs)
     uint64_t kvs_fs_fault_calls(kvs_fs *fs, kvs_fs_call call)
     void kvs_fs_fault_set_space(kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
+
+cdef extern from "testing/raw_read.h" nogil:
+    struct kvs_raw_reader:
+        pass
+
+    struct kvs_raw_result:
+        uint64_t bytes
+        int64_t ns
+
+    int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
+                            uint32_t depth_max, uint64_t memory_bytes, kvs_raw_reader **out)
+    int kvs_raw_reader_run(kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
+                           kvs_raw_result *out)
+    const char *kvs_raw_reader_engine(const kvs_raw_reader *reader)
+    int kvs_raw_reader_registered(const kvs_raw_reader *reader)
+    void kvs_raw_reader_close(kvs_raw_reader *reader)

@@ -64,8 +64,7 @@ class Bridge:
             ticket, future = self._waiting.pop(token, (None, None))
             if ticket is not None and future is not None:
                 ticket.waiter = None
-                if not future.done():
-                    future.set_result(None)
+                _set_once(future)
 
     def close(self) -> None:
         """In the loop's thread, or when the loop is gone. Idempotent."""
@@ -171,12 +170,17 @@ class Handle(Generic[T]):
         return self._result(code)
 
 
+def _set_once(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def readable(fd: int) -> None:
     """Until `fd` is readable. Waits on a copy of it: a loop has one reader per descriptor."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     copy = os.dup(fd)
-    loop.add_reader(copy, lambda: future.done() or future.set_result(None))
+    loop.add_reader(copy, _set_once, future)
     try:
         await future
     finally:

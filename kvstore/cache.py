@@ -208,7 +208,10 @@ class Cache:
         return self._load(what, into=into, deadline=deadline, flags=0)
 
     async def prefetch(self, hit: Hit, *, deadline: float | str = "30s") -> int:
-        """Reads a hit into the RAM tier; the number of leading blocks that are there now."""
+        """Reads a hit into the RAM tier; the number of leading blocks that are there now.
+
+        Cancelling it ends it; what was read stays.
+        """
         with self._load(hit, into=None, deadline=deadline, flags=_core.LOAD_PREFETCH) as load:
             return (await load.layer(self.layout.layers - 1)).blocks
 

@@ -266,7 +266,8 @@ def choose_extent_blocks(largest_cell_bytes: int) -> int:
 def _freeze(layout: Layout) -> None:
     """Lists become tuples, so that equal layouts compare, hash and encode equally."""
     parts = tuple(tuple((str(n), int(b)) for n, b in layer) for layer in layout.parts_by_layer)
-    words = tuple(sorted((str(name), str(value)) for name, value in layout.words))
+    given = layout.words.items() if isinstance(layout.words, Mapping) else layout.words
+    words = tuple(sorted((str(name), str(value)) for name, value in given))
     msgspec.structs.force_setattr(layout, "parts_by_layer", parts)
     msgspec.structs.force_setattr(layout, "words", words)
     msgspec.structs.force_setattr(layout, "rank", tuple(layout.rank))

@@ -51,14 +51,20 @@ class Span:
 class Layer:
     """One delivered layer. A context manager that releases it."""
 
-    def __init__(self, load: "Load", index: int, blocks: int, reason: str | None, spans: int):
+    def __init__(
+        self, load: "Load", index: int, blocks: int, reason: str | None, spans: int, ready_ns: int
+    ):
         self.index = index
         self.blocks = blocks  # leading blocks good in layers 0..index, counted from load.start
         self.reason = reason  # of the block that ended them; None when all are good
-        self.released = False
+        self.ready_ns = ready_ns  # CLOCK_BOOTTIME when it was verified
         self._load = load
         self._span_count = spans
         self._spans: list[Span] | None = None
+
+    @property
+    def released(self) -> bool:
+        return self.index in self._load.released
 
     @property
     def reasons(self) -> dict[int, str]:
@@ -98,9 +104,8 @@ class Layer:
 
     def release(self) -> None:
         """Gives the layer's memory back to the pool. Idempotent. Views of it are invalid then."""
-        self.released = True
         self._spans = None
-        self._load.core.release(self.index)
+        self._load.release(self.index)
 
     def __enter__(self) -> "Layer":
         return self
@@ -142,6 +147,7 @@ class Load:
         self.start = lease.hit.start
         self.blocks = lease.hit.blocks
         self._bridges = bridges
+        self.released: set[int] = set()
         self._owns_lease = owns_lease
         self._newest = -1  # highest layer known to be ready, and its good blocks
         self._good = self.blocks
@@ -221,10 +227,10 @@ class Load:
         answer = self.core.layer(index)
         if answer is None:
             return None
-        blocks, reason, spans, _ = answer
+        blocks, reason, spans, ready_ns = answer
         self._newest = max(self._newest, index)
         self._good = min(self._good, blocks)
-        return Layer(self, index, blocks, reason, spans)
+        return Layer(self, index, blocks, reason, spans, ready_ns)
 
     def spans(self, layer: int, good: int, count: int) -> Iterator[Span]:
         """The good blocks of a layer that is ready; `Layer.spans` keeps them."""
@@ -241,6 +247,11 @@ class Load:
                 yield Span(first, blocks, cells.reshape(blocks, cell_bytes))
 
     # --------------------------------------------------------------------------------- ends
+
+    def release(self, layer: int) -> None:
+        """What `Layer.release` does."""
+        self.released.add(layer)
+        self.core.release(layer)
 
     def cancel(self) -> None:
         """Ends the load at once: layers not ready get reason "cancelled". Memory: see `drained`."""

@@ -53,7 +53,7 @@ def alloc(nbytes: int) -> npt.NDArray[np.uint8]:
 
 def rows_of(memory: Any, row_bytes: int, *, writable: bool, what: str) -> Rows:
     """`memory` as rows of row_bytes: its first dimension when each item is one contiguous row,
-    else, when all of it is contiguous, its bytes cut into rows.
+    else (all of it contiguous) as many items of it as make a row: tokens of a block, or bytes.
 
     memory: numpy array, torch CPU tensor, or a buffer. ValueError when it does not fit. Bytes
     left over at the end are allowed where we write (tokens past the last block), not where we read.
@@ -63,7 +63,7 @@ def rows_of(memory: Any, row_bytes: int, *, writable: bool, what: str) -> Rows:
     if shape and inner == row_bytes and (shape[0] < 2 or strides[0] >= row_bytes):
         return Rows(address, strides[0] if shape[0] > 1 else row_bytes, shape[0], owner)
     whole = _dense_bytes(shape, strides, itemsize)
-    if whole is not None and (writable or whole % row_bytes == 0):
+    if whole and inner and row_bytes % inner == 0 and (writable or whole % row_bytes == 0):
         return Rows(address, row_bytes, whole // row_bytes, owner)
     raise ValueError(
         f"{what}: shape {shape} with strides {strides} (bytes) is not rows of {row_bytes} bytes;"
@@ -82,7 +82,10 @@ def register_with_cuda(base: int, nbytes: int) -> str:
         return "torch is not imported"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
-    code = int(torch.cuda.cudart().cudaHostRegister(base, nbytes, _CUDA_PORTABLE))
+    try:
+        code = int(torch.cuda.cudart().cudaHostRegister(base, nbytes, _CUDA_PORTABLE))
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        return f"cudaHostRegister cannot be called: {error}"
     if code in (0, _CUDA_REGISTERED_ALREADY):
         return ""
     _clear_cuda_error()

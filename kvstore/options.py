@@ -38,6 +38,8 @@ class Options:
     def __post_init__(self) -> None:
         if not 1 <= len(self.paths) <= _core.ROOTS_MAX:
             raise ValueError(f"open takes 1 to {_core.ROOTS_MAX} directories, not {self.paths}")
+        if any("\0" in os.fsdecode(path) for path in self.paths):
+            raise ValueError(f"a path holds a zero byte: {self.paths}")
         if self.role not in _core.ROLES:
             raise ValueError(f"role must be one of {list(_core.ROLES)}, not {self.role!r}")
         if self.engine not in _core.ENGINES:

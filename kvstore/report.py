@@ -182,7 +182,7 @@ def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
     for root in roots:
         if root.engine_why:
             found.append(f"{root.path}: engine {root.engine}: {root.engine_why}")
-        if root.register_error:
+        if root.register_error and root.engine == "io_uring":
             found.append(
                 f"{root.path}: the pool is not registered with the ring ({root.register_error}):"
                 " more CPU per read; raise the memlock limit (ulimit -l)"

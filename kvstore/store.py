@@ -98,8 +98,8 @@ class Store:
         self._pid = os.getpid()
         where = core.pool_info()
         self._cuda_why = register_with_cuda(where["base"], where["bytes"])
-        if not _open_stores:
-            atexit.register(_close_open_stores)
+        atexit.unregister(_close_open_stores)  # once, however many stores are opened
+        atexit.register(_close_open_stores)
         _open_stores.add(self)
         _log_opening(self.info())
 

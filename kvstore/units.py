@@ -49,8 +49,8 @@ def parse_duration(value: float | str, what: str = "duration") -> int:
         if factor is None:
             raise ValueError(f'{what}: unit {unit!r} is not known; write "30s", "10m", "3d"')
         result = _scaled(number, factor)
-    elif value != value or value in (float("inf"), float("-inf")):
-        raise ValueError(f"{what} must be finite, not {value!r}")
+    elif not 0 <= value < _INT64_MAX / 1e9:  # also refuses NaN
+        raise ValueError(f"{what} is out of range: {value!r}")
     else:
         result = round(value * 10**9)
     if not 0 <= result <= _INT64_MAX:

@@ -54,7 +54,8 @@ class Writer:
         blocks: range | tuple[int, int],
         parts: Mapping[str, Any] | Sequence[Any],
     ) -> Handle[int]:
-        """Cells of `layer` for absolute blocks [first, end), each block at most once, any order.
+        """Cells of `layer` for absolute blocks [first, end), in any order; what was put already is
+        not put again.
 
         parts: a numpy array, torch CPU tensor or buffer per part of the layer, by name or in the
         layout's order; first dimension = blocks of the range (or contiguous tokens), each block

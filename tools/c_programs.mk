@@ -48,6 +48,6 @@ $(OUT)/%.o: %.c tools/c_programs.mk
 	@$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(OUT)/tests/c/%: $(OUT)/tests/c/%.o $(OBJECTS) $(SHARED)
-	@$(CC) $(CFLAGS) $^ $(LIBS_$(URING)) -o $@
+	@$(CC) $(CFLAGS) $^ $(LIBS_$(URING)) -lm -o $@
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)

@@ -14,22 +14,22 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);                \
-            abort();                                                                               \
-        }                                                                                          \
+#define CHECK(condition)                                                            \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+            abort();                                                                \
+        }                                                                           \
     } while (0)
 
-#define CHECK_EQ(left, right)                                                                      \
-    do {                                                                                           \
-        long long left_value = (long long)(left), right_value = (long long)(right);                \
-        if (left_value != right_value) {                                                           \
-            fprintf(stderr, "%s:%d: failed: %s == %s (%lld, %lld)\n", __FILE__, __LINE__, #left,   \
-                    #right, left_value, right_value);                                              \
-            abort();                                                                               \
-        }                                                                                          \
+#define CHECK_EQ(left, right)                                                                    \
+    do {                                                                                         \
+        long long left_value = (long long)(left), right_value = (long long)(right);              \
+        if (left_value != right_value) {                                                         \
+            fprintf(stderr, "%s:%d: failed: %s == %s (%lld, %lld)\n", __FILE__, __LINE__, #left, \
+                    #right, left_value, right_value);                                            \
+            abort();                                                                             \
+        }                                                                                        \
     } while (0)
 
 /* The byte that belongs at an offset of a test file. */
@@ -120,8 +120,8 @@ static inline void run_ops(struct kvs_io_engine *engine, struct kvs_io_op *ops, 
     free(came_back);
 }
 
-static inline struct kvs_io_op op_of(enum kvs_io_kind kind, int fd, void *buffer,
-                                     uint64_t offset, uint32_t bytes)
+static inline struct kvs_io_op op_of(enum kvs_io_kind kind, int fd, void *buffer, uint64_t offset,
+                                     uint32_t bytes)
 {
     return (struct kvs_io_op){
         .kind = kind, .fd = fd, .buffer = buffer, .offset = offset, .bytes = bytes};

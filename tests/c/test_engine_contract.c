@@ -5,60 +5,14 @@
  *            csrc/io_threads.c csrc/testing/{io_fault,fault_plan,virtual_clock}.c
  */
 #define _GNU_SOURCE 1
-#include "io.h"
-#include "io_test.h"
-#include "testing/io_fault.h"
+#include "engine_subject.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 
-enum { DEPTH = 8, FILE_BYTES = (1 << 20) + 100, MANY = 300 };
+enum { FILE_BYTES = (1 << 20) + 100, MANY = 300 };
 static const int64_t MS = 1000000;
-
-struct subject {
-    const char *name;
-    struct kvs_io_engine *engine;
-    struct kvs_virtual_clock *clock; /* of the fault engine, else NULL */
-    const struct test_file *file;
-};
-
-static int subject_open(struct subject *s, unsigned depth)
-{
-    s->clock = NULL;
-    if (strcmp(s->name, "io_uring") == 0) {
-        return kvs_io_uring_open(depth, &s->engine);
-    }
-    if (strcmp(s->name, "threads") == 0) {
-        return kvs_io_threads_open(depth, 3, &s->engine);
-    }
-    CHECK_EQ(kvs_virtual_clock_open(1000, &s->clock), 0);
-    struct kvs_fault_device device = {
-        .bytes_per_second = 1000000000, .latency_ns = 50000, .depth = depth, .auto_advance = 1};
-    int result = kvs_io_fault_open(s->clock, &device, &s->engine);
-    if (result < 0) {
-        kvs_virtual_clock_close(s->clock);
-    }
-    return result;
-}
-
-static void subject_close(struct subject *s)
-{
-    s->engine->calls->close(s->engine);
-    if (s->clock != NULL) {
-        kvs_virtual_clock_close(s->clock);
-    }
-}
-
-static int open_file(const struct subject *s, int flags)
-{
-    int fd = open(s->file->path, flags | O_CLOEXEC);
-    CHECK(fd >= 0);
-    return fd;
-}
 
 /* Many more reads than depth, at many offsets and lengths; `unit` is the alignment. */
 static void check_reads(struct subject *s, int fd, uint32_t unit, char *memory, size_t memory_bytes)
@@ -187,51 +141,7 @@ static void test_submit_takes_no_more_than_depth(struct subject *s)
     free(buffer);
 }
 
-static void wake(struct kvs_io_engine *engine)
-{
-    uint64_t one = 1;
-    CHECK_EQ(write(engine->wake_fd, &one, sizeof one), sizeof one);
-}
-
-/* A thread that sits in one reap. */
-struct sleeper {
-    struct kvs_io_engine *engine;
-    int64_t timeout_ns;
-    int thread_id; /* atomic */
-    int result;
-};
-
-static void *sleeper_run(void *arg)
-{
-    struct sleeper *sleeper = arg;
-    struct kvs_io_op *done;
-    __atomic_store_n(&sleeper->thread_id, (int)syscall(SYS_gettid), __ATOMIC_RELEASE);
-    sleeper->result = sleeper->engine->calls->reap(sleeper->engine, &done, 1, sleeper->timeout_ns);
-    return NULL;
-}
-
-/* Polls until the kernel says that the thread sleeps: the wake-up shall find it there. */
-static void await_asleep(struct sleeper *sleeper)
-{
-    for (int tries = 0; tries < 1000000; tries++) {
-        int thread_id = __atomic_load_n(&sleeper->thread_id, __ATOMIC_ACQUIRE);
-        char path[64], line[256] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread_id);
-        FILE *stat = thread_id > 0 ? fopen(path, "r") : NULL;
-        if (stat != NULL) {
-            char *read_line = fgets(line, sizeof line, stat);
-            fclose(stat);
-            char *state = read_line != NULL ? strrchr(line, ')') : NULL;
-            if (state != NULL && state[1] != '\0' && state[2] == 'S') {
-                return;
-            }
-        }
-        sched_yield();
-    }
-    CHECK(!"the thread fell asleep in reap");
-}
-
-/* SINGLE_ISSUER: the ring belongs to whoever used it first, so these open an engine of their own. */
+/* A ring belongs to the thread that used it first: these tests open an engine of their own. */
 static void test_a_wake_up_ends_a_sleeping_reap(struct subject *shared)
 {
     struct subject s = *shared;

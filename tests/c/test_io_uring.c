@@ -1,10 +1,45 @@
 /*
  * test_io_uring.c: what only the io_uring engine has: refusals by the system, and bounded retries.
  *
- * Build: gcc -std=gnu11 -Icsrc -pthread tests/c/test_io_uring.c csrc/io_uring.c
+ * Includes the engine's source, with the shim, so that it can forge completions: no kernel answers
+ * -EAGAIN on demand. Build: gcc -std=gnu11 -Icsrc -pthread tests/c/test_io_uring.c
  */
 #define _GNU_SOURCE 1
+/* A second copy of the engine is compiled into this program: under names of its own. */
+#define kvs_io_uring_open tested_uring_open
+#define kvs_io_uring_kind tested_uring_kind
+
 #include "io_test.h"
+#include "uring_shim.h"
+
+static unsigned completions_to_forge;
+
+static unsigned forging_peek(struct io_uring *ring, struct io_uring_cqe **cqes, unsigned max)
+{
+    unsigned count = io_uring_peek_batch_cqe(ring, cqes, max);
+    for (unsigned i = 0; i < count && completions_to_forge > 0; i++) {
+        cqes[i]->res = completions_to_forge-- % 2 == 0 ? -EAGAIN : -EINTR;
+    }
+    return count;
+}
+
+static unsigned refused_flags;
+static unsigned rings_refused;
+
+static int old_kernel_init(unsigned entries, struct io_uring *ring, struct io_uring_params *params)
+{
+    if (params->flags & refused_flags) {
+        rings_refused++;
+        return -EINVAL;
+    }
+    return io_uring_queue_init_params(entries, ring, params);
+}
+
+#define io_uring_peek_batch_cqe forging_peek
+#define io_uring_queue_init_params old_kernel_init
+#undef KVS_URING_STATIC
+#undef KVS_URING_SHARED
+#include "io_uring.c"
 
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -78,33 +113,66 @@ static void check_memlock_refusal(const struct test_file *file)
     printf("ok memlock refusal\n");
 }
 
-/* A non-blocking empty pipe answers -EAGAIN each time: sent again, but not for ever. */
-static void check_retries_end(const struct test_file *file)
+static void check_retries(const struct test_file *file)
 {
-    (void)file;
     struct kvs_io_engine *engine;
     int result = kvs_io_uring_open(DEPTH, &engine);
     if (result < 0) {
         printf("SKIP retries: the probe says %s\n", strerror(-result));
         return;
     }
-    int ends[2];
-    CHECK_EQ(pipe2(ends, O_NONBLOCK | O_CLOEXEC), 0);
-    char buffer[16];
-    struct kvs_io_op ops[3 * DEPTH];
-    for (unsigned i = 0; i < 3 * DEPTH; i++) {
-        ops[i] = op_of(KVS_IO_READ, ends[0], buffer, 0, sizeof buffer);
+    int fd = open(file->path, O_RDONLY | O_CLOEXEC);
+    char buffer[512];
+    struct kvs_io_op op = op_of(KVS_IO_READ, fd, buffer, 4096, sizeof buffer);
+    completions_to_forge = RETRY_LIMIT;
+    CHECK_EQ(run_one(engine, op), sizeof buffer);
+    check_bytes(buffer, 4096, sizeof buffer);
+    completions_to_forge = RETRY_LIMIT + 1;
+    CHECK_EQ(run_one(engine, op), -EINTR);
+    CHECK_EQ(completions_to_forge, 0);
+    /* A full ring in which every other completion is sent again. */
+    struct kvs_io_op ops[8 * DEPTH];
+    for (unsigned i = 0; i < 8 * DEPTH; i++) {
+        ops[i] = op;
     }
-    run_ops(engine, ops, 3 * DEPTH);
-    for (unsigned i = 0; i < 3 * DEPTH; i++) {
-        CHECK_EQ(ops[i].result, -EAGAIN);
-    }
-    CHECK_EQ(write(ends[1], "x", 1), 1);
-    CHECK_EQ(run_one(engine, op_of(KVS_IO_READ, ends[0], buffer, 0, sizeof buffer)), 1);
-    close(ends[0]);
-    close(ends[1]);
+    completions_to_forge = 4 * DEPTH;
+    run_ops(engine, ops, 8 * DEPTH);
+    CHECK_EQ(completions_to_forge, 0);
+    close(fd);
     engine->calls->close(engine);
-    printf("ok retries end\n");
+    printf("ok retries\n");
+}
+
+/* Each step is an older kernel, which knows one flag less. */
+static void check_old_kernels(const struct test_file *file)
+{
+    int fd = open(file->path, O_RDONLY | O_CLOEXEC);
+    char *memory = aligned_buffer(1 << 16);
+    for (unsigned known = 0; known < OPTIONAL_FLAG_COUNT; known++) {
+        refused_flags |= OPTIONAL_FLAGS[known];
+        rings_refused = 0;
+        struct kvs_io_engine *engine;
+        int result = kvs_io_uring_open(DEPTH, &engine);
+        if (result < 0) {
+            printf("SKIP old kernels: the probe says %s\n", strerror(-result));
+            break;
+        }
+        CHECK_EQ(rings_refused, 2 * (known + 1)); /* the probe's ring and the engine's */
+        CHECK_EQ(engine->calls->register_memory(engine, memory, 1 << 16), 0);
+        CHECK_EQ(run_one(engine, op_of(KVS_IO_READ, fd, memory, 512, 1 << 16)), 1 << 16);
+        check_bytes(memory, 512, 1 << 16);
+        kvs_wake_write(engine->wake_fd);
+        struct kvs_io_op *done;
+        CHECK_EQ(engine->calls->reap(engine, &done, 1, -1), 0);
+        engine->calls->close(engine);
+        printf("ok old kernel, %u flags unknown\n", known + 1);
+    }
+    refused_flags = IORING_SETUP_R_DISABLED; /* not optional */
+    struct kvs_io_engine *engine;
+    CHECK(kvs_io_uring_open(DEPTH, &engine) < 0);
+    refused_flags = 0;
+    free(memory);
+    close(fd);
 }
 
 int main(void)
@@ -113,7 +181,8 @@ int main(void)
     test_file_make(&file, 1 << 20);
     in_child(check_seccomp_refusal, &file);
     in_child(check_memlock_refusal, &file);
-    check_retries_end(&file);
+    check_retries(&file);
+    check_old_kernels(&file);
     test_file_remove(&file);
     puts("PASS");
     return 0;

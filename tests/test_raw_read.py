@@ -1,0 +1,49 @@
+"""The denominator of the benches: raw reads are what they say, and refuse what they cannot do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvstore import _core
+from kvstore.testing import raw_read_ceiling
+
+
+def test_a_ceiling_is_the_best_of_its_depths(tmp_path: Path) -> None:
+    paths = [tmp_path / "long", tmp_path / "short"]
+    paths[0].write_bytes(os.urandom(3 * 65536 + 4096 + 100))
+    paths[1].write_bytes(os.urandom(5000))
+    found = raw_read_ceiling(paths, 65536, [1, 4], 0.02)
+    assert found["gbps"] == max(found["by_depth"].values()) == found["by_depth"][found["depth"]] > 0
+    assert sorted(found["by_depth"]) == [1, 4]
+    assert found["engine"] in ("io_uring", "threads")
+
+
+@pytest.mark.parametrize("memory", [0, 5 * 65536])
+def test_one_read_at_a_time_walks_whole_files_tails_included(tmp_path: Path, memory: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(65536 + 4096 + 100))
+    reader = _core.RawReader([os.fsencode(path)], 65536, 2, memory)
+    assert [reader.run(1, 0)[0] for _ in range(4)] == [65536, 4096, 65536, 4096]
+    assert reader.run(2, 0)[0] == 65536 + 4096
+
+
+@pytest.mark.parametrize("io_bytes", [0, 4095, 1 << 27])
+def test_a_size_that_direct_reads_cannot_have_is_refused(tmp_path: Path, io_bytes: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+    with pytest.raises((ValueError, OSError)):
+        raw_read_ceiling([path], io_bytes, [1], 0.01)
+
+
+def test_files_without_a_page_and_files_not_there_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    with pytest.raises((ValueError, OSError)):
+        raw_read_ceiling([path], 4096, [1], 0.01)
+    with pytest.raises(OSError):
+        raw_read_ceiling([tmp_path / "none"], 4096, [1], 0.01)
+    with pytest.raises(ValueError):
+        raw_read_ceiling([], 4096)
