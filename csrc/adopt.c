@@ -312,6 +312,7 @@ void kvs_scan_job(struct kvs_root *root, void *argument)
     root->warming = 0;
     root->rescan_from_s = from_s;
     root->rescan_ns = kvs_store_now_ns(store);
+    kvs_deletes_resume_locked(store);
     pthread_cond_broadcast(&store->changed);
     kvs_unlock(store);
 }

@@ -291,25 +291,62 @@ static uint64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
     return dropped;
 }
 
-struct delete
-{
+struct kvs_delete {
+    struct kvs_delete *next; /* in store->deletes, until the scans are over */
     struct kvs_namespace *ns;
     struct kvs_ticket *ticket;
+    uint64_t dropped;
     struct kvs_key key;
 };
 
-/* A name may exist that the index has not met: adopt it first, then drop all that hold the key. */
+static int warming_locked(const struct kvs_store *store)
+{
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        if (store->roots[i].warming) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A name may exist that the index has not met: adopt it first, then drop all that hold the key.
+ * A scan may still come to a file that holds it under another name, so it has to end first. */
 static void delete_job(struct kvs_root *root, void *argument)
 {
-    struct delete *delete = argument;
+    struct kvs_delete *delete = argument;
     struct kvs_store *store = root->store;
-    walk_step(store, delete->ns, &delete->key);
-    uint64_t dropped = forget_all(store, delete->ns, &delete->key);
     kvs_lock(store);
-    kvs_ticket_finish_locked(delete->ticket, (int64_t)dropped);
+    int too_early = warming_locked(store);
+    kvs_unlock(store);
+    walk_step(store, delete->ns, &delete->key);
+    delete->dropped += forget_all(store, delete->ns, &delete->key);
+    kvs_lock(store);
+    if (too_early) {
+        delete->next = store->deletes;
+        store->deletes = delete;
+        kvs_deletes_resume_locked(store);
+        kvs_unlock(store);
+        return;
+    }
+    kvs_ticket_finish_locked(delete->ticket, (int64_t)delete->dropped);
     kvs_ticket_drop_locked(delete->ticket);
     kvs_unlock(store);
     free(delete);
+}
+
+void kvs_deletes_resume_locked(struct kvs_store *store)
+{
+    while (store->deletes && (store->closing || !warming_locked(store))) {
+        struct kvs_delete *delete = store->deletes;
+        store->deletes = delete->next;
+        int error = store->closing ? -ESHUTDOWN /* the workers of this root may have left */
+                                   : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);
+        if (error) {
+            kvs_ticket_finish_locked(delete->ticket, error);
+            kvs_ticket_drop_locked(delete->ticket);
+            free(delete);
+        }
+    }
 }
 
 int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ticket **out)
@@ -319,13 +356,13 @@ int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ti
     if (error) {
         return error;
     }
-    struct delete *delete = calloc(1, sizeof(*delete));
+    struct kvs_delete *delete = calloc(1, sizeof(*delete));
     struct kvs_ticket *ticket = delete ? kvs_ticket_open(store, 2) : NULL;
     if (!ticket) {
         free(delete);
         return -ENOMEM;
     }
-    *delete = (struct delete){cache->ns, ticket, *key};
+    *delete = (struct kvs_delete){NULL, cache->ns, ticket, 0, *key};
     kvs_lock(store);
     error =
         store->closing ? -ESHUTDOWN : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);

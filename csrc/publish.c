@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "store.h"
 
@@ -63,30 +62,26 @@ static int header_write(struct kvs_root *root, struct kvs_writer *writer,
 
 /* How many of our blocks from `named` on the winner of that name has, and holds it for good. */
 static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
-                             struct kvs_writer_extent *made, uint32_t named, int *aside)
+                             struct kvs_writer_extent *made, uint32_t named, int *retry)
 {
     struct kvs_store *store = root->store;
     const struct kvs_key *ours = &writer->keys[made->first + named];
     struct kvs_extent *winner = NULL;
     uint32_t followed = 0;
     enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, 1, &winner);
-    /* Adopting moved a damaged file aside; one that vanished, or is just being unlinked, leaves the
-     * name free in a moment. */
-    *aside = reason == KVS_REASON_DAMAGED || reason == KVS_REASON_ABSENT;
+    /* A file that vanished left the name free; the owner moves a damaged or foreign one aside. */
+    *retry = reason == KVS_REASON_ABSENT || (reason == KVS_REASON_DAMAGED && root->is_owner);
     if (reason == KVS_REASON_FOREIGN && root->is_owner) {
         char path[KVS_PATH_BYTES];
         kvs_path_of(writer->ns, ours, path);
-        *aside = kvs_quarantine_move(root, path) == 0;
-    } else if (reason == KVS_REASON_ABSENT) {
-        struct timespec moment = {0, 1000000};
-        nanosleep(&moment, NULL);
+        *retry = kvs_quarantine_move(root, path) == 0;
     }
     if (reason) {
         return 0;
     }
     kvs_lock(store);
-    *aside = winner->state != KVS_EXTENT_LIVE; /* went a moment ago: it gives up the name */
-    if (!*aside) {
+    *retry = winner->state != KVS_EXTENT_LIVE; /* gone a moment ago: deleted, or replaced */
+    if (!*retry) {
         followed = kvs_extent_follow_locked(winner, winner->named, ours, made->count - named);
         kvs_extent_touch_locked(store, winner, writer->class_number);
     }
@@ -123,9 +118,9 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         if (error != -EEXIST) {
             return FAILED;
         }
-        int aside = 0;
-        uint32_t followed = winner_renew(root, writer, made, *named, &aside);
-        if (followed == 0 && !(aside && root->is_owner)) {
+        int retry = 0;
+        uint32_t followed = winner_renew(root, writer, made, *named, &retry);
+        if (followed == 0 && !retry) {
             return FAILED;
         }
         *named += followed;

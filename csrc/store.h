@@ -154,6 +154,8 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
 /* ---- match.c ---- */
 uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
                           const struct kvs_key *keys, uint64_t count, enum kvs_reason *reason);
+/* When a scan ended: deletes that came before finish. */
+void kvs_deletes_resume_locked(struct kvs_store *store);
 /* Walks names from block `from` on; file workers only. Returns blocks known resident. */
 uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *keys,
                   uint64_t count);

@@ -392,6 +392,7 @@ struct kvs_store {
     uint32_t writes_in_flight; /* transfers of kind WRITE queued or running */
     struct kvs_removed *removed;
     struct kvs_absent *absent;
+    struct kvs_delete *deletes; /* wait for the scans to end */
     struct kvs_stats stats;
 };
 

@@ -112,6 +112,20 @@ def test_an_owner_and_a_peer_write_both_prompts_in_every_order(name: str, tmp_pa
         assert_disk_is_sound(tmp_path, owner)
 
 
+def test_two_threads_of_a_peer_commit_at_once(tmp_path: Path) -> None:
+    with opened(tmp_path), opened(tmp_path, role="peer") as peer:
+        kv = peer.cache(LAYOUT)
+        for turn in range(60):
+            chain = kv.keys(tokens(("peer", turn), GRID + 2))
+            writers = Steps(kv, chain), Steps(kv, chain)
+            for writer in writers:
+                writer.open()
+                writer.put()
+            at_once([writer.commit for writer in writers])
+            assert_whole(kv, chain, cold=False)
+        assert peer.stats().dropped_blocks == 0
+
+
 def test_an_owner_and_a_peer_commit_at_once(tmp_path: Path) -> None:
     with opened(tmp_path) as owner, opened(tmp_path, role="peer") as peer:
         kvs = owner.cache(LAYOUT), peer.cache(LAYOUT)

@@ -134,6 +134,40 @@ def test_a_middle_block_is_warming_or_there_but_never_called_absent(tmp_path: Pa
             assert kv.contains(kv.keys(tokens("two", 5))[4])
 
 
+def test_a_delete_right_after_open_also_drops_what_the_scan_had_not_reached(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path) as store:
+        kv = store.cache(LAYOUT)
+        chains = [kv.keys(tokens(("deleted", i), GRID)) for i in range(80)]
+        for chain in chains:
+            put(kv, chain)
+    for turn in range(8):
+        with opened(tmp_path) as store:
+            kv = store.cache(LAYOUT)
+            for chain in chains[turn * 10 : turn * 10 + 10]:
+                kv.delete_blocking(chain[3])
+            scanned(store)
+            for chain in chains[: turn * 10 + 10]:
+                assert kv.find_blocking(chain).blocks == 0
+            for chain in chains[turn * 10 + 10 :]:
+                assert kv.find_blocking(chain).blocks == GRID
+
+
+def test_a_delete_that_waits_for_the_scan_ends_with_a_close(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        kv = store.cache(LAYOUT)
+        keys = [kv.keys(tokens(("closed", i), 2)) for i in range(40)]
+        for chain in keys:
+            put(kv, chain)
+    for _ in range(5):
+        store = open_blocking(tmp_path, pool="16MB")
+        kv = store.cache(LAYOUT)
+        waiting = [kv._delete(chain[1]) for chain in keys[:5]]
+        store.close_blocking()
+        assert all(handle.done for handle in waiting)
+
+
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 def test_used_bytes_after_a_restart_are_what_is_on_disk(killed: bool, tmp_path: Path) -> None:
     if killed:

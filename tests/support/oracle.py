@@ -105,7 +105,8 @@ class Oracle:
 
     def run(self, steps: int) -> None:
         calls, weights = list(self.steps), list(self.steps.values())
-        for call in self.rng.choices(calls, weights, k=steps):
+        for _ in range(steps):
+            call = self.rng.choices(calls, weights)[0]
             self.trail.append(call.__name__)
             call()
         self.store.close_blocking()
