@@ -22,7 +22,7 @@ struct kvs_raw_result {
  * uses again and again. -EINVAL: a wrong size, or no file holds 4096 bytes. */
 int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
                         uint32_t depth_max, uint64_t memory_bytes, struct kvs_raw_reader **out);
-/* Keeps `depth` reads in flight for duration_ns, then waits for the last. 0, or what a read said. */
+/* Keeps `depth` reads in flight for duration_ns, then waits for the last. 0, or a read's error. */
 int kvs_raw_reader_run(struct kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
                        struct kvs_raw_result *out);
 const char *kvs_raw_reader_engine(const struct kvs_raw_reader *reader);
