@@ -106,14 +106,6 @@ static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *
         *out = known;
         return KVS_REASON_NONE;
     }
-    for (struct kvs_link *at = root->store->unlinking.next; at != &root->store->unlinking;
-         at = at->next) {
-        const struct kvs_extent *leaving = KVS_ENTRY(at, struct kvs_extent, lru);
-        if (leaving->ns == ns && leaving->root == root->number &&
-            memcmp(&leaving->name, name, KVS_KEY_BYTES) == 0) {
-            return KVS_REASON_ABSENT;
-        }
-    }
     int error = extent_from_header(root, ns, name, header, stat, out);
     return error ? KVS_REASON_IO_ERROR : KVS_REASON_NONE;
 }
@@ -151,6 +143,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     if (!header) {
         return KVS_REASON_IO_ERROR;
     }
+    kvs_name_clear(root, ns, name);
     kvs_path_of(ns, name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
     if (!reason && (!header_is_of(header, ns) || !header_has_key(header, name))) {

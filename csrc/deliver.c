@@ -128,7 +128,8 @@ static void deliver_one_locked(struct kvs_store *store, struct kvs_region *regio
     kvs_load_span_done_locked(load, waiter->layer, waiter->span);
 }
 
-/* The caller holds a reference to the region. */
+/* Takes the caller's reference to the region. It is dropped before anyone who was told can get the
+ * lock: who drops the RAM tier after a load gets rid of all that the load read. */
 void kvs_deliver_waiters(struct kvs_store *store, struct kvs_region *region)
 {
     kvs_lock(store);
@@ -139,6 +140,7 @@ void kvs_deliver_waiters(struct kvs_store *store, struct kvs_region *region)
         kvs_load_drop_locked(waiter->load);
         free(waiter);
     }
+    kvs_region_drop_locked(store, region);
     kvs_unlock(store);
 }
 
@@ -182,7 +184,6 @@ static int region_read_done(struct kvs_root *root, struct kvs_transfer *transfer
     kvs_unlock(store);
     kvs_deliver_waiters(store, region);
     kvs_lock(store);
-    kvs_region_drop_locked(store, region);
     transfer_free_locked(store, transfer);
     kvs_unlock(store);
     return 0;

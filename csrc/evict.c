@@ -1,12 +1,12 @@
 /*
  * evict.c: room. The budget of physical bytes of a root, the reserve of free space, eviction by
- * recency and expiry, unlinking.
+ * recency and expiry.
  *
  * Runs on file workers (marking expired extents runs under the lock on the keeper).
  *
  * Invariants:
- *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes never
- *      exceeds capacity_bytes by what the owner writes.
+ *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes
+ *      never exceeds capacity_bytes by what the owner writes.
  *   2. Pinned extents are never chosen. Only the owner evicts.
  *   3. Every loop ends: each round unlinks something or stops.
  */
@@ -24,32 +24,6 @@ enum {
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes)
 {
     root->used_bytes -= bytes < root->used_bytes ? bytes : root->used_bytes;
-}
-
-void kvs_unlink_job(struct kvs_root *root, void *argument)
-{
-    struct kvs_store *store = root->store;
-    struct kvs_extent *extent = argument;
-    char path[KVS_PATH_BYTES];
-    kvs_path_of(extent->ns, &extent->name, path);
-    kvs_lock(store);
-    /* A put may have found the file still there and taken it for its own: then it stays. From here
-     * on adopting it is refused. */
-    int taken = kvs_extent_named_locked(store, root->number, extent->ns, &extent->name) != NULL;
-    kvs_list_add_last(&store->unlinking, &extent->lru);
-    kvs_unlock(store);
-    if (!taken) {
-        store->fs->calls->unlink(store->fs, root->fd, path);
-    }
-    kvs_lock(store);
-    kvs_list_remove(&extent->lru);
-    kvs_room_refund_locked(root, extent->physical_bytes);
-    root->space.free_bytes += extent->physical_bytes;
-    extent->physical_bytes = 0;
-    kvs_file_release_locked(store, extent);
-    kvs_extent_unpin_locked(store, extent);
-    pthread_cond_broadcast(&store->changed);
-    kvs_unlock(store);
 }
 
 static void count_removed(struct kvs_store *store, const struct kvs_extent *extent,
@@ -146,13 +120,12 @@ int kvs_evict_one(struct kvs_root *root, int force)
             int expired = extent->valid_until_s <= kvs_store_now_s(store);
             enum kvs_reason reason = expired ? KVS_REASON_EXPIRED : KVS_REASON_EVICTED;
             count_removed(store, extent, reason);
-            kvs_extent_forget_locked(store, extent, reason);
-        } else {
-            kvs_extent_unpin_locked(store, extent);
+            kvs_leave_locked(store, extent, reason);
         }
+        kvs_extent_unpin_locked(store, extent);
         kvs_unlock(store);
         if (gone) {
-            kvs_unlink_job(root, extent);
+            kvs_leave_job(root, extent);
             return 0;
         }
     }
@@ -214,15 +187,16 @@ static void expire_job(struct kvs_root *root, void *argument)
         kvs_unlock(store);
         kvs_times_refresh(root, extent);
         kvs_lock(store);
-        if (extent->state == KVS_EXTENT_LIVE && extent->valid_until_s <= kvs_store_now_s(store)) {
+        int gone =
+            extent->state == KVS_EXTENT_LIVE && extent->valid_until_s <= kvs_store_now_s(store);
+        if (gone) {
             count_removed(store, extent, KVS_REASON_EXPIRED);
-            kvs_extent_forget_locked(store, extent, KVS_REASON_EXPIRED);
+            kvs_leave_locked(store, extent, KVS_REASON_EXPIRED);
             kvs_unlock(store);
-            kvs_unlink_job(root, extent);
+            kvs_leave_job(root, extent);
             kvs_lock(store);
-        } else {
-            kvs_extent_unpin_locked(store, extent);
         }
+        kvs_extent_unpin_locked(store, extent);
     }
     root->expiring = 0;
     kvs_unlock(store);

@@ -2,8 +2,8 @@
  * extents.c: the table of extents and what is kept sorted about them: the index of their blocks,
  * recency per root (LRU), expiry per root (a heap).
  *
- * Does no I/O and deletes no file: kvs_extent_forget_locked() takes an extent out of sight, evict.c
- * and quarantine.c deal with its file.
+ * Does no I/O and deletes no file: kvs_extent_forget_locked() takes an extent out of sight, leave.c
+ * deals with its file.
  *
  * Invariants:
  *   1. LIVE extents, and only they, are in the index, in their root's LRU list and in its heap.

@@ -168,8 +168,13 @@ void kvs_file_discard(struct kvs_file *file)
 
 static void close_job(struct kvs_root *root, void *argument)
 {
-    (void)root;
-    kvs_file_discard(argument);
+    struct kvs_store *store = root->store;
+    struct kvs_file *file = argument;
+    uint64_t charged = file->charged_bytes;
+    kvs_file_discard(file);
+    kvs_lock(store);
+    kvs_room_refund_locked(root, charged);
+    kvs_unlock(store);
 }
 
 static void let_go(struct kvs_store *store, struct kvs_file *file)
@@ -188,6 +193,30 @@ void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent)
         extent->file = NULL;
         file->extent = NULL;
         let_go(store, file);
+    }
+}
+
+void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    struct kvs_file *file = extent->file;
+    int unread = file && file->refs == 0;
+    if (!file) {
+        kvs_room_refund_locked(root, extent->physical_bytes);
+    } else {
+        file->charged_bytes = extent->physical_bytes;
+        extent->file = NULL;
+        file->extent = NULL;
+    }
+    if (unread) {
+        kvs_list_remove(&file->lru);
+        store->file_count--;
+    }
+    extent->physical_bytes = 0;
+    kvs_unlock(store);
+    if (unread) {
+        close_job(root, file); /* here and now: who makes room waits for the bytes */
     }
 }
 

@@ -1,5 +1,5 @@
 /*
- * info.c: what a store says of itself: counters, roots, pool, names of reasons.
+ * info.c: what a store says of itself: counters of store and writers, roots, pool, reasons by name.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -29,6 +29,13 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out)
     out->pool_cached_bytes = store->cached_bytes;
     out->index_bytes = kvs_index_bytes(store->index);
     kvs_unlock(store);
+}
+
+void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out)
+{
+    kvs_lock(writer->store);
+    *out = writer->stats;
+    kvs_unlock(writer->store);
 }
 
 int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info *out)

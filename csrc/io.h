@@ -45,7 +45,7 @@ struct kvs_io_engine_calls {
     /* Returns how many of ops[0..count) were taken, or a negative errno (nothing taken). */
     int (*submit)(struct kvs_io_engine *engine, struct kvs_io_op *const *ops, unsigned count);
     /* Fills done[0..max) with finished operations; waits up to timeout_ns (0: do not wait, < 0: for
-     * ever) for the first one. Returns their number, 0 on time-out or wake-up, or a negative errno. */
+     * ever) for the first one. Their number, 0 on time-out or wake-up, or a negative errno. */
     int (*reap)(struct kvs_io_engine *engine, struct kvs_io_op **done, unsigned max,
                 int64_t timeout_ns);
     /* Tells the engine of long-lived memory that most buffers lie in, so that it can pin it once.

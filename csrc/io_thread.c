@@ -47,6 +47,7 @@ void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *trans
     } else {
         *root->reads_tail = transfer;
         root->reads_tail = &transfer->next;
+        root->reads_queued++;
         root->read_bytes_queued += transfer->bytes;
     }
 }
@@ -73,6 +74,7 @@ static void leave_queue(struct kvs_root *root, struct kvs_transfer *transfer)
 {
     if (root->reads == transfer) {
         root->reads = transfer->next;
+        root->reads_queued--;
         root->reads_tail = root->reads ? root->reads_tail : &root->reads;
     } else if (root->writes == transfer) {
         root->writes = transfer->next;
@@ -92,6 +94,9 @@ static void give_up(struct kvs_root *root, struct kvs_transfer *transfer, int er
     }
     transfer->submitted = transfer->bytes;
     leave_queue(root, transfer);
+    if (transfer->kind == KVS_TRANSFER_REGION) {
+        transfer->region->state = KVS_REGION_BAD; /* nobody joins what will not be whole */
+    }
 }
 
 /* Even pieces: a large one with a small rest behind it would cost two operations as well. */
@@ -288,7 +293,6 @@ static void deliver_hits(struct kvs_root *root)
         kvs_unlock(store);
         kvs_deliver_waiters(store, hit->region);
         kvs_lock(store);
-        kvs_region_drop_locked(store, hit->region);
         free(hit);
     }
     kvs_unlock(store);
@@ -314,7 +318,7 @@ static int feed(struct kvs_root *root, struct io_round *round)
     struct kvs_transfer *ended = NULL;
     kvs_lock(store);
     if (!store->closing) {
-        kvs_plan_reads_locked(root, root->bytes_in_flight_max);
+        kvs_plan_reads_locked(root);
     }
     if (round->pending_count == 0) {
         round->pending_count = batch_fill_locked(root, round->pending, &ended);

@@ -100,7 +100,7 @@ struct kvs_options {
 struct kvs_store;
 
 /* Creates what is missing, takes the owner's lock of every root, starts the threads, serves at
- * once while a scan fills the index. On failure *message says what to do (at most message_bytes). */
+ * once while a scan fills the index. On failure *message says what to do. */
 int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *message,
              uint32_t message_bytes);
 /* Ends loads and writers (reason closed), waits until nothing is in flight, writes times back,

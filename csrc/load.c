@@ -1,7 +1,7 @@
 /*
  * load.c: the life of a load as its caller sees it: layers becoming ready, release, cancel, end,
- * drained. How it starts is in load_open.c, which reads are made in plan.c, what happens to bytes in
- * deliver.c.
+ * drained. How it starts is in load_open.c, which reads are made in plan.c, what happens to bytes
+ * in deliver.c.
  *
  * States: RESOLVING (names are walked) -> WAITING (for a share of the pool) -> RUNNING -> ENDED.
  *
@@ -183,28 +183,64 @@ void kvs_load_memory_done_locked(struct kvs_load *load)
     }
 }
 
-/* First come, first served: a load waits until its largest layer is sure to fit. Past 7/8 of the
- * pool nothing is promised, so that pieces of different sizes still find room. */
+/* Past 7/8 of the pool nothing is promised, so that pieces of different sizes still find room. */
+static int within_budget(const struct kvs_load *load)
+{
+    return load->store->reserved_total + load->reserved_bytes <=
+           kvs_arena_bytes(load->store->arena) / 8 * 7;
+}
+
+/* While a load waits for room, the running ones read no further ahead than they were promised. */
+uint64_t kvs_load_promised_locked(const struct kvs_load *load)
+{
+    uint64_t bytes = 0;
+    const struct kvs_link *head = &load->store->loads;
+    int waiting_seen = 0;
+    for (const struct kvs_link *at = head->next; at != head; at = at->next) {
+        const struct kvs_load *other = KVS_ENTRY(at, struct kvs_load, link);
+        int next = other->state == KVS_LOAD_WAITING && !waiting_seen;
+        waiting_seen |= next;
+        if (other != load && other->held_bytes < other->reserved_bytes &&
+            (other->state == KVS_LOAD_RUNNING || (next && within_budget(other)))) {
+            bytes += other->reserved_bytes - other->held_bytes;
+        }
+    }
+    return bytes;
+}
+
+/* First come, first served: a load waits until its largest layer is sure to fit: others may have
+ * read ahead into room that they were not promised. */
 void kvs_load_admit_locked(struct kvs_store *store)
 {
-    uint64_t budget = kvs_arena_bytes(store->arena) / 8 * 7;
     for (struct kvs_link *at = store->loads.next; at != &store->loads;) {
         struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
         at = at->next;
         if (load->state != KVS_LOAD_WAITING) {
             continue;
         }
-        if (store->reserved_total + load->reserved_bytes > budget) {
+        if (!within_budget(load) ||
+            kvs_pool_room_locked(store) < kvs_load_promised_locked(load) + load->reserved_bytes) {
             return;
         }
         load->state = KVS_LOAD_RUNNING;
         store->reserved_total += load->reserved_bytes;
+        kvs_wake_all(store);
         if (load->span_count == 0) {
             progress_locked(load);
             return; /* ending it came back here for the others */
         }
     }
-    kvs_wake_all(store);
+}
+
+/* The layer that is awaited is not wholly planned for want of room: views are being kept. While its
+ * reads are under way it is the device that is late. */
+static int waits_for_room(const struct kvs_load *load)
+{
+    int waits = load->state == KVS_LOAD_WAITING;
+    for (uint32_t root = 0; root < load->store->root_count; root++) {
+        waits |= (load->starved_roots >> root & 1) && load->front_layer[root] <= load->layers_ready;
+    }
+    return waits;
 }
 
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns)
@@ -213,8 +249,7 @@ void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns)
         struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
         at = at->next;
         if (load->deadline_ns <= now_ns) {
-            int kept = load->state == KVS_LOAD_WAITING || load->held_bytes >= load->reserved_bytes;
-            kvs_load_end_locked(load, kept ? KVS_REASON_POOL : KVS_REASON_DEADLINE);
+            kvs_load_end_locked(load, waits_for_room(load) ? KVS_REASON_POOL : KVS_REASON_DEADLINE);
             at = store->loads.next; /* ending one may have ended others */
         }
     }

@@ -279,12 +279,11 @@ static uint64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
     struct kvs_extent *extent = holder_locked(store, ns, key);
     while (extent) {
         struct kvs_root *root = &store->roots[extent->root];
-        kvs_extent_pin_locked(extent);
-        kvs_extent_forget_locked(store, extent, KVS_REASON_DELETED);
+        kvs_leave_locked(store, extent, KVS_REASON_DELETED);
         store->stats.deleted_extents++;
         dropped++;
         kvs_unlock(store);
-        kvs_unlink_job(root, extent);
+        kvs_leave_job(root, extent);
         kvs_lock(store);
         extent = holder_locked(store, ns, key);
     }

@@ -36,27 +36,12 @@ static struct kvs_transfer *transfer_new(enum kvs_transfer_kind kind, struct kvs
 
 /* ---- through the pool ---- */
 
-/* What other running loads have been promised and not taken yet. */
-static uint64_t promised_to_others(const struct kvs_load *load)
-{
-    uint64_t bytes = 0;
-    const struct kvs_link *head = &load->store->loads;
-    for (const struct kvs_link *at = head->next; at != head; at = at->next) {
-        const struct kvs_load *other = KVS_ENTRY(at, struct kvs_load, link);
-        if (other != load && other->state == KVS_LOAD_RUNNING &&
-            other->held_bytes < other->reserved_bytes) {
-            bytes += other->reserved_bytes - other->held_bytes;
-        }
-    }
-    return bytes;
-}
-
 static int room_for(const struct kvs_load *load, uint64_t bytes)
 {
     if (load->held_bytes + bytes <= load->reserved_bytes) {
         return 1;
     }
-    return kvs_pool_room_locked(load->store) >= promised_to_others(load) + bytes;
+    return kvs_pool_room_locked(load->store) >= kvs_load_promised_locked(load) + bytes;
 }
 
 static int covers(const struct kvs_region *region, uint32_t first, uint32_t count)
@@ -351,9 +336,11 @@ static int plan_one(struct kvs_root *root, struct kvs_load *load)
             error = kvs_plan_region_locked(load, layer, i);
         }
         if (error) {
+            load->starved_roots |= 1u << root->number;
             load->span_hint[root->number] = waiting ? 0 : i;
             return 0;
         }
+        load->starved_roots &= ~(1u << root->number);
         span->next_layer++;
         load->span_hint[root->number] = waiting ? 0 : i + 1;
         return 1;
@@ -382,11 +369,19 @@ static struct kvs_load *next_load(struct kvs_root *root, uint64_t round)
     return best;
 }
 
-void kvs_plan_reads_locked(struct kvs_root *root, uint64_t bytes)
+/* No more is planned than can be submitted: a queue would make loads that start later wait. */
+static int can_submit_more(const struct kvs_root *root)
+{
+    return root->reads_queued < root->slot_count - root->ops_in_flight &&
+           root->bytes_in_flight + root->read_bytes_queued < root->bytes_in_flight_max;
+}
+
+void kvs_plan_reads_locked(struct kvs_root *root)
 {
     struct kvs_load *load;
     uint64_t round = ++root->plan_round;
-    while (root->read_bytes_queued < bytes && (load = next_load(root, round)) != NULL) {
+    kvs_load_admit_locked(root->store);
+    while (can_submit_more(root) && (load = next_load(root, round)) != NULL) {
         kvs_load_hold_locked(load);
         if (!plan_one(root, load)) {
             load->tried_round[root->number] = round;

@@ -108,7 +108,7 @@ void kvs_region_drop_locked(struct kvs_store *store, struct kvs_region *region)
     if (whole && region->extent && region->extent->state != KVS_EXTENT_GONE && !store->closing) {
         kvs_list_add_first(&store->cached, &region->lru);
         store->cached_bytes += region->bytes;
-        if (store->reserved_total) {
+        if (!kvs_list_empty(&store->loads)) {
             kvs_wake_all(store);
         }
         pthread_cond_broadcast(&store->changed);

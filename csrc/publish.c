@@ -5,8 +5,8 @@
  * is never changed after it has a name.
  *
  * When the name is taken: the winner covers our blocks: renew it and drop ours. It is shorter or
- * branches: ours is linked under the first of its keys that the winner lacks. It is torn or foreign:
- * it is moved aside and ours takes the name.
+ * branches: ours is linked under the first of its keys that the winner lacks. It is torn or
+ * foreign: it is moved aside and ours takes the name.
  *
  * Invariant: every try for a name moves forward in the extent's keys or removes what stood in the
  * way, so naming ends.
@@ -85,8 +85,11 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
         return 0;
     }
     kvs_lock(store);
-    followed = kvs_extent_follow_locked(winner, winner->named, ours, made->count - named);
-    kvs_extent_touch_locked(store, winner, writer->class_number);
+    *aside = winner->state != KVS_EXTENT_LIVE; /* went a moment ago: it gives up the name */
+    if (!*aside) {
+        followed = kvs_extent_follow_locked(winner, winner->named, ours, made->count - named);
+        kvs_extent_touch_locked(store, winner, writer->class_number);
+    }
     kvs_extent_unpin_locked(store, winner);
     kvs_unlock(store);
     return followed;
@@ -108,6 +111,7 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         if (kvs_bucket_make(root, writer->ns, key, bucket) < 0) {
             return FAILED;
         }
+        kvs_name_clear(root, writer->ns, key);
         int error = fs->calls->link(fs, root->fd, &made->temp, path);
         if (error == 0) {
             return NAMED;
@@ -127,6 +131,24 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         *named += followed;
     }
     return *named == made->count ? COVERED : FAILED;
+}
+
+/* Between link and here another worker may have adopted the file by its name. One file is one
+ * extent: that record goes, and what it was renewed to is kept. */
+static void adopted_replace_locked(struct kvs_root *root, struct kvs_extent *ours)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_extent *adopted =
+        kvs_extent_named_locked(store, root->number, ours->ns, &ours->name);
+    if (!adopted) {
+        return;
+    }
+    if (adopted->valid_until_s > ours->valid_until_s) {
+        ours->valid_until_s = adopted->valid_until_s;
+    }
+    kvs_room_refund_locked(root, adopted->physical_bytes);
+    adopted->physical_bytes = 0;
+    kvs_extent_forget_locked(store, adopted, KVS_REASON_NONE);
 }
 
 static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent *made,
@@ -151,6 +173,7 @@ static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent
     kvs_room_refund_locked(root, made->charged_bytes);
     made->charged_bytes = 0;
     made->state = KVS_MADE_PUBLISHED;
+    adopted_replace_locked(root, extent);
     writer->stats.extents++;
     store->stats.published_extents++;
     if (kvs_extent_publish_locked(store, extent) < 0) {
@@ -217,7 +240,7 @@ void kvs_publish_job(struct kvs_root *root, void *argument)
     }
     kvs_lock(store);
     kvs_chain_touch_locked(store, writer->ns, writer->keys, writer->count, writer->class_number);
-    kvs_writer_end_locked(writer, KVS_REASON_NONE);
+    kvs_writer_end_locked(writer);
     kvs_writer_drop_locked(writer);
     kvs_unlock(store);
 }

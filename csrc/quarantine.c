@@ -80,36 +80,12 @@ int kvs_quarantine_move(struct kvs_root *root, const char *path)
     return error;
 }
 
-static void move_job(struct kvs_root *root, void *argument)
-{
-    struct kvs_extent *extent = argument;
-    struct kvs_store *store = root->store;
-    char path[KVS_PATH_BYTES];
-    kvs_path_of(extent->ns, &extent->name, path);
-    if (root->is_owner) {
-        kvs_quarantine_move(root, path);
-    }
-    kvs_lock(store);
-    kvs_list_remove(&extent->lru);
-    kvs_room_refund_locked(root, extent->physical_bytes);
-    extent->physical_bytes = 0;
-    kvs_file_release_locked(store, extent);
-    kvs_extent_unpin_locked(store, extent);
-    kvs_unlock(store);
-}
-
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent)
 {
     if (extent->state != KVS_EXTENT_LIVE) {
         return;
     }
     store->stats.quarantined_extents++;
-    kvs_extent_pin_locked(extent);
-    kvs_extent_forget_locked(store, extent, KVS_REASON_DAMAGED);
-    /* A put that meets the file before it is moved must not take it for a good one. */
-    kvs_list_add_last(&store->unlinking, &extent->lru);
-    if (kvs_job_add_locked(&store->roots[extent->root], move_job, extent, 1) < 0) {
-        kvs_list_remove(&extent->lru);
-        kvs_extent_unpin_locked(store, extent);
-    }
+    kvs_leave_locked(store, extent, KVS_REASON_DAMAGED);
+    kvs_job_add_locked(&store->roots[extent->root], kvs_leave_job, extent, 1);
 }

@@ -5,13 +5,30 @@
  * fixed table, newest wins; a wrong or lost entry costs a less precise reason, nothing else.
  * absent: names a walk did not find a moment ago, so that a peer's next match answers at once.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "store.h"
 #include "xxh3.h"
 
-enum { ABSENT_LIFE_NS = 1000000000, RING_BYTES = 1 << 17 };
+enum {
+    REMOVED_SLOTS = 1 << 16,
+    ABSENT_SLOTS = 1 << 12,
+    ABSENT_LIFE_NS = 1000000000,
+    RING_BYTES = 1 << 17
+};
+
+struct kvs_removed {
+    uint64_t tag;
+    int64_t when_s;
+    uint32_t reason, zero;
+};
+
+struct kvs_absent {
+    uint64_t tag;
+    int64_t when_ns;
+};
 
 /* <root>/removed.ring: this, zero padded to RING_BYTES. */
 struct ring {
@@ -26,9 +43,16 @@ _Static_assert(sizeof(struct ring) <= RING_BYTES, "the ring fits its file");
 enum { RING_MAX = (RING_BYTES - 24) / sizeof(struct kvs_removed) };
 static const char ring_magic[] = "KVSREMOV", ring_name[] = "removed.ring";
 
+int kvs_removed_open(struct kvs_store *store)
+{
+    store->removed = calloc(REMOVED_SLOTS, sizeof(*store->removed));
+    store->absent = calloc(ABSENT_SLOTS, sizeof(*store->absent));
+    return store->removed && store->absent ? 0 : -ENOMEM;
+}
+
 void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_reason reason)
 {
-    struct kvs_removed *slot = &store->removed[tag % KVS_REMOVED_SLOTS];
+    struct kvs_removed *slot = &store->removed[tag % REMOVED_SLOTS];
     slot->tag = tag;
     slot->reason = reason;
     slot->when_s = kvs_store_now_s(store);
@@ -36,17 +60,17 @@ void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_rea
 
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag)
 {
-    const struct kvs_removed *slot = &store->removed[tag % KVS_REMOVED_SLOTS];
+    const struct kvs_removed *slot = &store->removed[tag % REMOVED_SLOTS];
     return slot->tag == tag && slot->reason ? (enum kvs_reason)slot->reason : KVS_REASON_ABSENT;
 }
 
 void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag)
 {
-    struct kvs_removed *slot = &store->removed[tag % KVS_REMOVED_SLOTS];
+    struct kvs_removed *slot = &store->removed[tag % REMOVED_SLOTS];
     if (slot->tag == tag) {
         slot->reason = KVS_REASON_NONE;
     }
-    struct kvs_absent *absent = &store->absent[tag % KVS_ABSENT_SLOTS];
+    struct kvs_absent *absent = &store->absent[tag % ABSENT_SLOTS];
     if (absent->tag == tag) {
         absent->when_ns = 0;
     }
@@ -54,14 +78,14 @@ void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag)
 
 void kvs_absent_note_locked(struct kvs_store *store, uint64_t tag)
 {
-    struct kvs_absent *slot = &store->absent[tag % KVS_ABSENT_SLOTS];
+    struct kvs_absent *slot = &store->absent[tag % ABSENT_SLOTS];
     slot->tag = tag;
     slot->when_ns = kvs_store_now_ns(store);
 }
 
 int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag)
 {
-    const struct kvs_absent *slot = &store->absent[tag % KVS_ABSENT_SLOTS];
+    const struct kvs_absent *slot = &store->absent[tag % ABSENT_SLOTS];
     return slot->tag == tag && slot->when_ns &&
            kvs_store_now_ns(store) - slot->when_ns < ABSENT_LIFE_NS;
 }
@@ -72,7 +96,7 @@ static void ring_fill(struct kvs_store *store, struct ring *ring)
 {
     memcpy(ring->magic, ring_magic, sizeof(ring->magic));
     kvs_lock(store);
-    for (uint32_t i = 0; i < KVS_REMOVED_SLOTS && ring->count < RING_MAX; i++) {
+    for (uint32_t i = 0; i < REMOVED_SLOTS && ring->count < RING_MAX; i++) {
         if (store->removed[i].reason) {
             ring->entries[ring->count++] = store->removed[i];
         }
@@ -116,7 +140,7 @@ void kvs_removed_load(struct kvs_root *root)
                     ring->xxh3 == kvs_xxh3(ring->entries, ring->count * sizeof(ring->entries[0]));
         kvs_lock(store);
         for (uint64_t i = 0; whole && i < ring->count; i++) {
-            struct kvs_removed *slot = &store->removed[ring->entries[i].tag % KVS_REMOVED_SLOTS];
+            struct kvs_removed *slot = &store->removed[ring->entries[i].tag % REMOVED_SLOTS];
             if (ring->entries[i].reason < KVS_REASON_COUNT && !slot->reason) {
                 *slot = ring->entries[i];
             }

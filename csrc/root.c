@@ -229,6 +229,7 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     root->fd = -1;
     kvs_list_init(&root->lru);
     kvs_list_init(&root->dirty_times);
+    kvs_list_init(&root->leaving);
     root->reads_tail = &root->reads;
     root->writes_tail = &root->writes;
     pthread_cond_init(&root->job_ready, NULL);

@@ -160,12 +160,9 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
     kvs_list_init(&store->leases);
     kvs_list_init(&store->loads);
     kvs_list_init(&store->writers);
-    kvs_list_init(&store->unlinking);
-    store->removed = calloc(KVS_REMOVED_SLOTS, sizeof(*store->removed));
-    store->absent = calloc(KVS_ABSENT_SLOTS, sizeof(*store->absent));
     store->fs = options->fs;
     store->owns_fs = options->fs == NULL;
-    int error = store->removed && store->absent ? 0 : -ENOMEM;
+    int error = kvs_removed_open(store);
     if (!error && store->owns_fs) {
         error = kvs_fs_posix_open(&store->fs);
     }
@@ -246,7 +243,7 @@ static void end_loads_and_writers_locked(struct kvs_store *store)
         struct kvs_writer *writer = KVS_ENTRY(at, struct kvs_writer, link);
         at = at->next;
         if (writer->state == KVS_WRITER_OPEN) {
-            kvs_writer_end_locked(writer, KVS_REASON_CLOSED);
+            kvs_writer_end_locked(writer);
         }
     }
 }
@@ -266,7 +263,7 @@ static void finish_commits_locked(struct kvs_store *store)
         if (writer->publishing) {
             break; /* its job runs before the workers leave */
         }
-        kvs_writer_end_locked(writer, KVS_REASON_CLOSED);
+        kvs_writer_end_locked(writer);
     }
 }
 

@@ -1,7 +1,7 @@
 /*
  * store.h: the private parts of a store and how they hang together: who owns what (below), the
- * structs (types.h), and what each file offers to the others. Only files of the core include it; the
- * pure leaves (format, index, arena, keys, xxh3, list) and both waists do not know it.
+ * structs (types.h), and what each file offers to the others. Only files of the core include it;
+ * the pure leaves (format, index, arena, keys, xxh3, list) and both waists do not know it.
  *
  * Who owns what
  *   1. store->lock guards everything reachable from struct kvs_store except where a comment says
@@ -16,7 +16,7 @@
  *      drained ticket is done when the load has ended and that count is 0.
  *   5. A ticket is finished exactly once, under the lock.
  *   6. Threads: per root one I/O thread (ring, verification, copies to callers) and a few file
- *      workers (everything of fs.h); per store one copier (puts into staging) and one keeper (time).
+ *      workers (everything of fs.h); per store one copier (puts) and one keeper (time).
  */
 #ifndef KVS_STORE_H
 #define KVS_STORE_H
@@ -86,6 +86,7 @@ int kvs_extent_order_by_use_locked(struct kvs_root *root); /* after a scan */
 void kvs_extents_free(struct kvs_store *store);
 
 /* ---- removed.c: why a key is not there ---- */
+int kvs_removed_open(struct kvs_store *store); /* freed with the store */
 void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_reason reason);
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag);
 void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag);
@@ -111,6 +112,8 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent);
 struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
+/* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
+void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
@@ -170,9 +173,11 @@ void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);
+/* Pool bytes that others than `load` may count on: running loads, and the next to be admitted. */
+uint64_t kvs_load_promised_locked(const struct kvs_load *load);
 void kvs_load_spans_locked(struct kvs_load *load);
-/* Turns the next spans into transfers until the root has `bytes` queued. */
-void kvs_plan_reads_locked(struct kvs_root *root, uint64_t bytes);
+/* Turns the next spans into transfers, as many as the device can be given now. */
+void kvs_plan_reads_locked(struct kvs_root *root);
 /* One span through the pool: 0, or -EAGAIN when there is no room now. */
 int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
 /* The same straight into caller memory: 0, or -ENOTSUP when alignment forbids it. */
@@ -198,7 +203,7 @@ void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const st
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
-void kvs_writer_end_locked(struct kvs_writer *writer, enum kvs_reason reason);
+void kvs_writer_end_locked(struct kvs_writer *writer);
 void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
@@ -214,9 +219,17 @@ void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 int kvs_evict_one(struct kvs_root *root, int force);
 /* Later times that another process wrote to the file; file workers only. */
 void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
-/* Unlinks a forgotten extent's file and gives its bytes back; argument pinned extent. */
-void kvs_unlink_job(struct kvs_root *root, void *extent);
 void kvs_expire_locked(struct kvs_root *root);
+
+/* ---- leave.c ---- */
+/* Forgets a live extent. A kvs_leave_job must follow; if it cannot be queued, the file stays until
+ * somebody needs its name. */
+void kvs_leave_locked(struct kvs_store *store, struct kvs_extent *extent, enum kvs_reason reason);
+/* Unlinks or moves the file, gives its bytes back, drops the pin of kvs_leave_locked. */
+void kvs_leave_job(struct kvs_root *root, void *extent);
+/* File workers: afterwards no forgotten extent has its file under this name. */
+void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,
+                    const struct kvs_key *name);
 
 /* ---- keeper.c ---- */
 void *kvs_keeper_thread(void *store);

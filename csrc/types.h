@@ -22,9 +22,7 @@ enum {
     KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
     KVS_BUCKETS = 4096,            /* directories of a namespace: 3 hex digits */
     KVS_PATH_BYTES = KVS_FS_NAME_BYTES,
-    KVS_OWNER_BYTES = 64,
-    KVS_REMOVED_SLOTS = 1 << 16,
-    KVS_ABSENT_SLOTS = 1 << 12
+    KVS_OWNER_BYTES = 64
 };
 
 /* ---- tickets ---- */
@@ -75,29 +73,31 @@ struct kvs_cache {
 /* ---- extents ---- */
 
 enum kvs_extent_state { KVS_EXTENT_WRITING, KVS_EXTENT_LIVE, KVS_EXTENT_GONE };
+enum kvs_leaving { KVS_LEAVING_NOT, KVS_LEAVING_UNLINK, KVS_LEAVING_ASIDE, KVS_LEAVING_NOW };
 
 struct kvs_file;
 struct kvs_region;
 
 struct kvs_extent {
-    struct kvs_link lru;   /* store->roots[root].lru, first = most recent */
+    struct kvs_link lru; /* roots[root].lru, first = most recent; once gone roots[root].leaving */
     struct kvs_link dirty; /* roots[root].dirty_times, first = oldest change */
     struct kvs_namespace *ns;
-    struct kvs_file *file;      /* open file, held; NULL: closed */
+    struct kvs_file *file; /* open file, held; NULL: closed */
     struct kvs_region **regions; /* [ns->layer_count] RAM tier, or NULL */
-    struct kvs_key name;        /* key of block `named` */
-    uint64_t start;             /* absolute number of block 0 of the file, or unknown */
-    uint64_t physical_bytes;    /* charged to the root */
+    struct kvs_key name; /* key of block `named` */
+    uint64_t start; /* absolute number of block 0 of the file, or unknown */
+    uint64_t physical_bytes; /* charged to the root */
     int64_t valid_until_s, last_use_s, written_use_s, created_s;
     int64_t dirty_since_ns;
     int64_t expiry_key_s; /* as in the heap; valid_until_s may have grown since */
     uint32_t number, root, pins;
     uint32_t expiry_slot; /* place in the heap + 1; 0: not in it */
     uint8_t state, class_number, block_count, named;
-    uint8_t opening, unlink_wanted, quarantine_wanted;
+    uint8_t opening;
+    uint8_t leaving; /* enum kvs_leaving */
     uint8_t scanned;
     uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
-    uint64_t tags[];      /* [block_count], see kvs_tag() */
+    uint64_t tags[]; /* [block_count], see kvs_tag() */
 };
 
 /* An open extent file with its verified header. Shared by loads, kept by the fd cache. */
@@ -111,6 +111,7 @@ struct kvs_file {
     struct kvs_key *keys; /* [block_count] */
     uint64_t *region_offsets; /* [layer_count] */
     uint64_t *checksums; /* [layer][block] */
+    uint64_t charged_bytes; /* unlinked: the root's until this is closed */
 };
 
 /* ---- the pool's regions ---- */
@@ -198,6 +199,7 @@ struct kvs_root {
     struct kvs_transfer *reads, **reads_tail; /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;
     uint64_t read_bytes_queued, plan_round;
+    uint32_t reads_queued;
     struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
     /* file workers */
     pthread_t workers[KVS_FILE_WORKERS];
@@ -210,6 +212,7 @@ struct kvs_root {
     struct kvs_fs_space space;
     int64_t space_read_ns;
     struct kvs_link lru, dirty_times;
+    struct kvs_link leaving; /* extents whose file has not given up its name yet */
     struct kvs_extent **expiry; /* min-heap by expiry_key_s */
     uint32_t expiry_count, expiry_room;
     int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
@@ -276,6 +279,7 @@ struct kvs_load {
     uint32_t layers_ready;
     uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
     uint64_t tried_round[KVS_ROOTS_MAX];
+    uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
     uint64_t first, blocks; /* of the lease */
     uint64_t good;
     uint8_t good_reason, state, closed;
@@ -345,16 +349,8 @@ struct kvs_put {
 
 /* ---- the store ---- */
 
-struct kvs_removed {
-    uint64_t tag;
-    int64_t when_s;
-    uint32_t reason, zero;
-};
-
-struct kvs_absent {
-    uint64_t tag;
-    int64_t when_ns;
-};
+struct kvs_removed; /* removed.c */
+struct kvs_absent;
 
 struct kvs_store {
     pthread_mutex_t lock;
@@ -394,7 +390,6 @@ struct kvs_store {
     struct kvs_put *puts, **puts_tail;
     pthread_cond_t put_ready, keeper_wake;
     uint32_t writes_in_flight; /* transfers of kind WRITE queued or running */
-    struct kvs_link unlinking; /* extents whose file is leaving its name: nobody adopts it */
     struct kvs_removed *removed;
     struct kvs_absent *absent;
     struct kvs_stats stats;

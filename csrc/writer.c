@@ -327,7 +327,7 @@ void kvs_writer_progress_locked(struct kvs_writer *writer)
     writer->publishing = 1;
     kvs_writer_hold_locked(writer);
     if (kvs_job_add_locked(&writer->store->roots[0], kvs_publish_job, writer, 1) < 0) {
-        kvs_writer_end_locked(writer, KVS_REASON_IO_ERROR);
+        kvs_writer_end_locked(writer);
         kvs_writer_drop_locked(writer);
     }
 }
@@ -361,9 +361,8 @@ int kvs_writer_commit(struct kvs_writer *writer, struct kvs_ticket **out)
     return error;
 }
 
-void kvs_writer_end_locked(struct kvs_writer *writer, enum kvs_reason reason)
+void kvs_writer_end_locked(struct kvs_writer *writer)
 {
-    (void)reason;
     if (writer->state == KVS_WRITER_DONE) {
         return;
     }
@@ -385,20 +384,13 @@ void kvs_writer_end_locked(struct kvs_writer *writer, enum kvs_reason reason)
     kvs_writer_drop_locked(writer);
 }
 
-void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out)
-{
-    kvs_lock(writer->store);
-    *out = writer->stats;
-    kvs_unlock(writer->store);
-}
-
 void kvs_writer_close(struct kvs_writer *writer)
 {
     struct kvs_store *store = writer->store;
     kvs_store_hold(store);
     kvs_lock(store);
     if (writer->state == KVS_WRITER_OPEN) {
-        kvs_writer_end_locked(writer, KVS_REASON_CANCELLED);
+        kvs_writer_end_locked(writer);
     }
     kvs_writer_drop_locked(writer);
     kvs_unlock(store);

@@ -12,7 +12,7 @@ the GIL; token ids in an int32 buffer are read in place, anything else is conver
 import array
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -60,6 +60,9 @@ class Chain:
             raise IndexError(f"the chain has {len(self)} blocks, no block {index}")
         at = index % len(self) * KEY_BYTES
         return self.keys[at : at + KEY_BYTES]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[number] for number in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Chain):

@@ -56,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="leave out test files that import torch or what is built on it",
     )
+    parser.addoption("--seed", type=int, help="repeat a random test with the seed it printed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,15 +36,18 @@ class MemoryCache:
     """A PrefixCache in a dictionary: (block's tokens and all before) -> rows per layer.
 
     `limit` hides blocks from `find`; `short[layer]` is the number of good tokens that layer
-    delivers, once.
+    delivers, once; after that `find` sees no block from number `lost_with_damage` on.
     """
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, ...], list[Any]] = {}
         self.limit: int | None = None
         self.short: dict[int, int] = {}
+        self.lost_with_damage: int | None = None
         self.loads: list[int] = []
         self.saves: list[tuple[int, int]] = []
+        self.pending: list[Any] = []
+        self.read = 0
         self.aborted = 0
         self.committed = 0
 
@@ -52,8 +55,7 @@ class MemoryCache:
         return [tuple(ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)]
 
     def find(self, token_ids: Sequence[int]) -> Found:
-        self.ids, self.read = list(token_ids), 0
-        self.pending: list[Any] = []
+        self.ids = list(token_ids)
         found = 0
         for key in self.keys(self.ids):
             if key not in self.blocks or found == self.limit:
@@ -73,13 +75,15 @@ class MemoryCache:
         tokens = self.loads[-1]
         assert len(out) == tokens
         good = self.short.pop(layer, tokens)
+        if good < tokens:
+            self.limit = self.lost_with_damage
         out.fill_(float("nan"))
         for index, key in enumerate(self.keys(self.ids)[: -(-tokens // BLOCK)]):
             rows = self.blocks[key][layer]
             part = out[index * BLOCK : (index + 1) * BLOCK]
             part[:] = rows[: len(part)]
         self.read += out.nbytes
-        return LayerRows(good, "" if good == tokens else "checksum", 0.0)
+        return LayerRows(good, "" if good == tokens else "checksum", 0.0, 0.0)
 
     def save_layer(self, layer: int, records: Any) -> None:
         start, end = self.saves[-1]
@@ -198,7 +202,7 @@ def test_warm_computes_exactly_prompt_minus_used(
 ) -> None:
     ids = some_ids(6 * BLOCK)
     cache, _ = filled(models["bfloat16"], ids, exact=exact)
-    cache.limit = blocks
+    cache.limit, cache.read = blocks, 0
     warm = prefill(models["bfloat16"], ids, cache, exact=exact)
     assert warm.hit_tokens == blocks * BLOCK
     assert warm.computed_tokens == [len(ids) - warm.used_tokens] * 4
@@ -251,6 +255,18 @@ def test_layers_may_come_short_twice(models: dict[str, Model]) -> None:
     assert torch.equal(warm.logits, cold)
     assert cache.loads == [448, 256, 64]
     assert warm.restarts == 2
+
+
+def test_a_restart_asks_again_what_is_left(models: dict[str, Model]) -> None:
+    """A damaged cell takes its whole extent away: blocks before it may be gone as well."""
+    ids = some_ids(475)
+    cache, cold = filled(models["bfloat16"], ids, exact=True)
+    cache.short = {1: 5 * BLOCK}
+    cache.lost_with_damage = 3
+    warm = prefill(models["bfloat16"], ids, cache, exact=True)
+    assert torch.equal(warm.logits, cold)
+    assert cache.loads == [448, 192]
+    assert (warm.used_tokens, warm.restarts) == (192, 1)
 
 
 def test_fast_mode_recovers_from_a_short_layer(models: dict[str, Model]) -> None:

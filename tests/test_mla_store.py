@@ -56,6 +56,15 @@ def run(path: Path, model: Model, ids: list[int], **mode: Any) -> PrefillResult:
         return result
 
 
+def flip_one_bit(path: Path) -> None:
+    """At three quarters of the file, in place; its times say when it expires and stay."""
+    times = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) * 3 // 4] ^= 4
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 @pytest.fixture
 def cold(tmp_path: Path, model: Model, engine: str) -> PrefillResult:
     """A cold exact run that filled the store at tmp_path."""
@@ -82,6 +91,15 @@ def test_warm_is_bitwise_cold_for_every_kind_of_boundary(
     assert torch.equal(warm.logits, cold.logits)
 
 
+def test_layer_times_tell_when_the_store_had_each_layer(
+    tmp_path: Path, model: Model, engine: str, cold: PrefillResult
+) -> None:
+    warm = run(tmp_path, model, some_ids(TOKENS), engine=engine)
+    assert all(t.load_ready_s <= t.compute_start_s <= t.compute_end_s for t in warm.layers)
+    assert warm.find_s <= warm.layers[0].load_ready_s <= warm.layers[1].load_ready_s
+    assert warm.store_wait_s == pytest.approx(sum(t.store_wait_s for t in warm.layers))
+
+
 def test_the_next_turn_computes_only_what_is_new_and_saves_it(
     tmp_path: Path, model: Model, engine: str, cold: PrefillResult
 ) -> None:
@@ -97,11 +115,7 @@ def test_the_next_turn_computes_only_what_is_new_and_saves_it(
 def test_a_flipped_bit_costs_its_suffix_and_not_the_answer(
     tmp_path: Path, model: Model, engine: str, cold: PrefillResult
 ) -> None:
-    newest_first = sorted(tmp_path.rglob("*.kv"), key=lambda path: path.stat().st_size)
-    damaged = newest_first[-1]
-    data = bytearray(damaged.read_bytes())
-    data[len(data) * 3 // 4] ^= 4
-    damaged.write_bytes(data)
+    flip_one_bit(max(tmp_path.rglob("*.kv"), key=lambda path: path.stat().st_size))
     warm = run(tmp_path, model, some_ids(TOKENS), engine=engine)
     assert torch.equal(warm.logits, cold.logits)
     assert warm.restarts == 1

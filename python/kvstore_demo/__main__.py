@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def need_bytes(options: argparse.Namespace, out: Path) -> int:
     """Free bytes a run needs: the model when absent, the store, and some to spare."""
     has_model = (out / _model_name(options.model_size) / "config.json").exists()
-    stored = STORED_PROMPTS * options.prompt_tokens * TOKEN_BYTES
+    stored = STORED_PROMPTS * int(options.prompt_tokens) * TOKEN_BYTES
     return stored + SPARE_BYTES + (0 if has_model else MODEL_BYTES)
 
 

@@ -4,6 +4,7 @@ A phase prints one JSON object per line on stdout: Progress while it works, one 
 Everything else it prints goes to a log file. A phase is never waited for longer than PHASE_LIMIT_S.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import msgspec
 
 PHASES = "kvstore_demo.phases"
 PHASE_LIMIT_S = 1800.0
+# Read by torch's OpenMP when it is loaded: its threads sleep while they wait for each other and
+# leave the cores to the store.
+QUIET_WAITS = {"OMP_WAIT_POLICY": "passive"}
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -53,7 +57,11 @@ def run(
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=os.environ | QUIET_WAITS,
         ) as child,
     ):
         assert child.stdout is not None

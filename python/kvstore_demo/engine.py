@@ -4,6 +4,7 @@ Runs in the phases' processes only. Every function opens the store and closes it
 phase leaves to the next is on disk.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import kvstore
+from kvstore.load import LoadStats
 from kvstore.testing import raw_read_ceiling
 from kvstore_demo import figures, place
 from mla_prefill import LayerRows, Model, PrefillResult, load_model
@@ -26,7 +28,6 @@ Step = Callable[[int, int], None]
 
 CAPACITY = "16GB"
 POOL = "1GB"
-CEILING_DEPTHS = [8, 16, 32, 64, 128]
 PAGE = 4096
 OWNER = "kvstore-demo"
 RETAIN = "agent"
@@ -37,8 +38,9 @@ def make_model(model_dir: Path, size: str) -> figures.Model:
     """Make the model when it is absent; say what a token of it takes in the store."""
     if not (model_dir / "config.json").exists():
         make_demo_model(model_dir, demo_config(size))
-    layout = model_layout(load_model(model_dir), exact=True)
+    layout = _layout(model_dir)
     return figures.Model(
+        compute_threads=torch.get_num_threads(),
         layers=layout.layers,
         token_bytes=layout.block_bytes // layout.block_tokens,
         block_tokens=layout.block_tokens,
@@ -83,7 +85,7 @@ def prefill(
 
 def lookup(model_dir: Path, store_dir: Path, ids: Sequence[int]) -> figures.Lookup:
     """How much of a prompt the store has; loads nothing."""
-    layout = model_layout(load_model(model_dir), exact=True)
+    layout = _layout(model_dir)
     with _open(store_dir) as store:
         cache = store.cache(layout)
         hit = cache.find_blocking(cache.keys(ids))
@@ -94,7 +96,7 @@ def load(
     model_dir: Path, store_dir: Path, ids: Sequence[int], *, rounds: int, step: Step
 ) -> figures.Load:
     """Load the prompt's blocks `rounds` times, cold, with the device's ceiling between them."""
-    layout = model_layout(load_model(model_dir), exact=True)
+    layout = _layout(model_dir)
     with _open(store_dir) as store:
         cache = store.cache(layout)
         chain = cache.keys(ids)
@@ -104,7 +106,7 @@ def load(
             store.drop_ram()
             seconds, blocks, stats = _one_load(cache, chain)
             io_bytes = _read_size(stats)
-            ceiling = raw_read_ceiling([str(file) for file in files], io_bytes, CEILING_DEPTHS)
+            ceiling = raw_read_ceiling(files, io_bytes)
             measured.append(
                 figures.LoadRound(
                     gbps=(stats.disk_bytes + stats.ram_bytes) / seconds / 1e9,
@@ -133,7 +135,7 @@ def flip_one_bit(
     An extent's regions lie at the end of its file, one per layer, each with the cells of all its
     blocks back to back.
     """
-    layout = model_layout(load_model(model_dir), exact=True)
+    layout = _layout(model_dir)
     with _open(store_dir) as store:
         chain = store.cache(layout).keys(ids)
     files = extent_files(store_dir, layout, chain)
@@ -143,11 +145,7 @@ def flip_one_bit(
     layer = layout.layers // 2
     offset = files[first].stat().st_size - sum(regions[layer:])
     offset += (block - first) * layout.cell_bytes(layer) + layout.cell_bytes(layer) // 2
-    with files[first].open("r+b") as file:
-        file.seek(offset)
-        (value,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([value ^ 1 << FLIPPED_BIT]))
+    _flip_bit(files[first], offset)
     return figures.Damage(
         file=files[first].name,
         offset=offset,
@@ -158,11 +156,34 @@ def flip_one_bit(
     )
 
 
+def _flip_bit(file: Path, offset: int) -> None:
+    """As rot would do it: the file's times stay, for they say how long the extent is valid."""
+    before = file.stat()
+    with file.open("r+b") as stream:
+        stream.seek(offset)
+        (value,) = stream.read(1)
+        stream.seek(offset)
+        stream.write(bytes([value ^ 1 << FLIPPED_BIT]))
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def extent_files(store_dir: Path, layout: kvstore.Layout, chain: kvstore.Chain) -> dict[int, Path]:
     """The chain's extents on disk: number of the first block -> file, named by that block's key."""
     position = {key.hex(): number for number, key in enumerate(chain)}
     found = (store_dir / layout.namespace).rglob("*.kv")
     return {position[file.stem]: file for file in found if file.stem in position}
+
+
+def leave_a_core_to_the_store() -> None:
+    """Compute on all cores but one. Threads that wait for each other at every product lose far
+    more than they win as soon as something else, the store included, needs one of their cores."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
+
+
+def _layout(model_dir: Path) -> kvstore.Layout:
+    return model_layout(load_model(model_dir), exact=True)
 
 
 @contextmanager
@@ -171,7 +192,7 @@ def _open(store_dir: Path) -> Iterator[kvstore.Store]:
         yield store
 
 
-def _one_load(cache: kvstore.Cache, chain: kvstore.Chain) -> tuple[float, int, kvstore.LoadStats]:
+def _one_load(cache: kvstore.Cache, chain: kvstore.Chain) -> tuple[float, int, LoadStats]:
     """Find, lease and read all layers, each released at once: seconds, good blocks, counters."""
     begin = time.perf_counter()
     hit = cache.find_blocking(chain)
@@ -180,7 +201,7 @@ def _one_load(cache: kvstore.Cache, chain: kvstore.Chain) -> tuple[float, int, k
         return time.perf_counter() - begin, good, running.stats()
 
 
-def _read_size(stats: kvstore.LoadStats) -> int:
+def _read_size(stats: LoadStats) -> int:
     """Mean size of the load's reads, in whole pages, for the ceiling to use the same."""
     return _whole_pages(stats.disk_bytes // max(1, stats.reads))
 
@@ -232,9 +253,7 @@ class _WatchedCache(StoreCache):
     """The runner's cache, which also reports progress and notes when the store had each layer."""
 
     def __init__(self, store: kvstore.Store, model: Model, *, exact: bool, step: Step) -> None:
-        super().__init__(
-            store, model_layout(model, exact=exact), retain=RETAIN, owner=OWNER, write=True
-        )
+        super().__init__(store.cache(model_layout(model, exact=exact)), retain=RETAIN)
         self._layer_count = model.config.layers
         self._step = step
         self._ready_s: list[float] = []
@@ -248,7 +267,7 @@ class _WatchedCache(StoreCache):
         """The store's own time counts: the runner may ask long after the layer was there."""
         assert self._load is not None
         rows = super().load_layer(layer, out)
-        self._ready_s.append(_boot_to_perf_counter(self._load.ready_ns(layer)))
+        self._ready_s.append(_boot_to_perf_counter(self._load.wait(layer).ready_ns))
         self._step(layer, self._layer_count)
         return rows
 

@@ -118,6 +118,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The demo's model: its layers, and the bytes that a token takes in the store over all."""
 
+    compute_threads: int
     layers: int
     token_bytes: int
     block_tokens: int

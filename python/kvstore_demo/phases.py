@@ -29,6 +29,7 @@ def main() -> None:
     def step(done: int, total: int) -> None:
         _say(speech, Progress(done, total))
 
+    engine.leave_a_core_to_the_store()
     figures = PHASES[options.phase](options, step)
     _say(speech, Result(msgspec.Raw(msgspec.json.encode(figures))))
     if options.linger:

@@ -84,7 +84,8 @@ def _prefills(demo: Demo) -> Table:
     }
     model = demo.model
     title = (
-        f"Prefills, each a new process: {model.layers} layers, {model.token_bytes:,} bytes a token"
+        f"Prefills, each a new process: {model.layers} layers, {model.token_bytes:,} bytes a "
+        f"token, computed on {model.compute_threads} of {demo.cpus} cores"
     )
     table = _table(title, "", *runs)
     for label, figure in PREFILL_ROWS.items():
@@ -169,7 +170,7 @@ def _damage_line(demo: Demo) -> str:
     hurt, run = demo.damage, demo.after_damage
     return (
         f"Damage: bit {hurt.bit} of byte {hurt.offset:,} flipped in {hurt.file} "
-        f"(layer {hurt.layer}, block {hurt.block}); {run.quarantined} extent quarantined, "
+        f"(layer {hurt.layer}, block {hurt.block}); extents quarantined: {run.quarantined}, "
         f"{run.computed_tokens:,} of {run.prompt_tokens:,} tokens computed again.\n"
     )
 

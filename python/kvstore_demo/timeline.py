@@ -63,12 +63,12 @@ def _mark_overlap(axes: Any, spans: Sequence[LayerSpan]) -> None:
     loaded = [span.load_end for span in spans if span.load_end > span.load_start]
     if not loaded:
         return
-    for moment, label in (
-        (min(span.compute_start for span in spans), "first compute"),
-        (max(loaded), "last layer loaded"),
+    for moment, label, height in (
+        (min(span.compute_start for span in spans), "first compute", 1.72),
+        (max(loaded), "last layer loaded", 1.48),
     ):
         axes.axvline(moment, color="0.35", linewidth=0.8, linestyle="--")
-        axes.text(moment, 1.6, f" {label} {moment:.2f} s", fontsize=8, color="0.25")
+        axes.text(moment, height, f" {label} {moment:.3f} s", fontsize=8, color="0.25")
 
 
 def _colours(count: int) -> list[tuple[float, ...]]:

@@ -71,7 +71,8 @@ class StoreCache:
                 source = span.cells.reshape(-1, rows.shape[1])[: len(rows) - first]
                 rows[first : first + len(source)] = source
             tokens = min(loaded.blocks * BLOCK_TOKENS, len(out))
-            return LayerRows(tokens, loaded.reason or "", waited_s)
+            ready_at = _boot_to_perf_counter(loaded.ready_ns)
+            return LayerRows(tokens, loaded.reason or "", waited_s, ready_at)
 
     def finish_load(self) -> Read:
         """End the load and the lease; returns what was read so far."""
@@ -181,6 +182,12 @@ def _cpu_flags() -> str:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
         return "\n".join(line for line in lines if line.startswith(("model", "flags", "Features")))
     return ""
+
+
+def _boot_to_perf_counter(boot_ns: int) -> float:
+    """A moment of CLOCK_BOOTTIME, in nanoseconds, as the seconds time.perf_counter() counts."""
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - boot_ns
+    return time.perf_counter() - age_ns / 1e9
 
 
 def _blocks(tokens: int) -> int:

@@ -11,7 +11,8 @@ Invariants:
    reuse is rounded down to it and only whole chunks are saved, so the logits are bitwise those of
    a cold run with the same torch, CPU and thread count.
 3. A layer that comes back with fewer good records than planned ends the reuse there: the run starts
-   again from that boundary with a shorter load. The boundary only moves down, so this ends.
+   again from that boundary, or from an earlier one when the store has set more aside, with a
+   shorter load. The boundary only moves down, so this ends.
 """
 
 import hashlib
@@ -41,11 +42,13 @@ class Found(msgspec.Struct, frozen=True):
 
 class LayerRows(msgspec.Struct, frozen=True):
     """Outcome of one layer's load: the first `tokens` records are good in this and all layers
-    before it; `waited_s` is the time spent waiting for the store."""
+    before it; `waited_s` is the time spent waiting for the store, `ready_at` the moment when the
+    store had the layer (as time.perf_counter counts), often long before it was asked for."""
 
     tokens: int
     reason: str
     waited_s: float
+    ready_at: float
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -56,7 +59,8 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What a commit published: whole blocks, and the bytes written for them."""
+    """Whole blocks that a commit left resident, those of other writers included, and the bytes
+    written for them."""
 
     blocks: int
     bytes: int
@@ -66,7 +70,7 @@ class PrefixCache(Protocol):
     """Where prefixes are kept. One prompt at a time; calls come in the order given here."""
 
     def find(self, token_ids: Sequence[int]) -> Found:
-        """How much of this prompt is cached."""
+        """How much of this prompt is cached; asked again after a load came short."""
 
     def start_load(self, tokens: int) -> None:
         """Begin to stream the first `tokens` tokens, layer 0 first; replaces an earlier load."""
@@ -105,7 +109,7 @@ class NoCache:
 
     def load_layer(self, layer: int, out: Tensor) -> LayerRows:
         """Never asked for more than nothing."""
-        return LayerRows(0, "no store", 0.0)
+        return LayerRows(0, "no store", 0.0, 0.0)
 
     def save_layer(self, layer: int, records: Tensor) -> None:
         """Dropped."""
@@ -123,8 +127,8 @@ class NoCache:
 
 
 class LayerTimes(msgspec.Struct):
-    """Seconds since the prefill began. `load_ready_s` is when the runner saw the records; the
-    store may have had them earlier. It equals the start of the wait for a cold layer."""
+    """Seconds since the prefill began. `load_ready_s` is when the store had the layer; for a cold
+    layer, when the runner came to it."""
 
     layer: int
     store_wait_s: float
@@ -234,27 +238,32 @@ def prefill(
     """
     started = time.perf_counter()
     grid = exact_grid(chunk_tokens) if exact else Grid(FAST_CHUNK_TOKENS, exact=False)
-    run = _Run(model, _checked(token_ids, model.config.vocab), cache or NoCache(), grid, started)
-    return run.result(token_ids)
+    return _Run(model, token_ids, cache or NoCache(), grid, started).result()
 
 
 class _Run:
     """One prefill under way."""
 
     def __init__(
-        self, model: Model, ids: Tensor, cache: PrefixCache, grid: Grid, started: float
+        self,
+        model: Model,
+        token_ids: Sequence[int],
+        cache: PrefixCache,
+        grid: Grid,
+        started: float,
     ) -> None:
-        self.model, self.ids, self.cache, self.grid = model, ids, cache, grid
-        self.started = started
+        self.model, self.cache, self.grid, self.started = model, cache, grid, started
+        self.token_ids = token_ids
+        self.ids = _checked(token_ids, model.config.vocab)
         self.computed = [0] * model.config.layers
         self.times: list[LayerTimes] = []
         self.store_wait_s = 0.0
         self.restarts = 0
         self.reason = ""
 
-    def result(self, token_ids: Sequence[int]) -> PrefillResult:
+    def result(self) -> PrefillResult:
         """Find, load, compute; the clock stops when the logits are there."""
-        found = self.cache.find(token_ids)
+        found = self.cache.find(self.token_ids)
         find_s = self._now()
         self.reason = found.reason
         try:
@@ -294,7 +303,8 @@ class _Run:
             if last_row is not None:
                 return used, last_row
             assert good < used
-            cached = self.grid.reusable(good, len(self.ids))
+            still_there = self.cache.find(self.token_ids).tokens
+            cached = self.grid.reusable(min(good, still_there), len(self.ids))
             self.restarts += 1
 
     def _attempt(self, cached: int, used: int) -> tuple[int, Tensor | None]:
@@ -311,7 +321,7 @@ class _Run:
         hidden = model.embed(self.ids[used:])
         self.times = []
         for index in range(model.config.layers):
-            rows, asked = LayerRows(used, "", 0.0), self._now()
+            rows = LayerRows(used, "", 0.0, time.perf_counter())
             if used:
                 rows = self.cache.load_layer(index, prefix)
                 self.store_wait_s += rows.waited_s
@@ -321,7 +331,7 @@ class _Run:
             begun = self._now()
             records = self._layer(index, attention, prefix, hidden)
             self.times.append(
-                LayerTimes(index, rows.waited_s, asked + rows.waited_s, begun, self._now())
+                LayerTimes(index, rows.waited_s, rows.ready_at - self.started, begun, self._now())
             )
             if save[0] < save[1]:
                 self.cache.save_layer(index, records[save[0] - used : save[1] - used])

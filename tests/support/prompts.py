@@ -10,7 +10,7 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -158,29 +158,34 @@ def file_named(root: Path, key: bytes) -> Path:
 
 def physical_bytes(root: Path) -> int:
     """Of extents, and of files of this root that this process holds open without a name (being
-    written, or unlinked and not closed yet)."""
-    total = 0
-    for path in _stat_paths(root):
+    written, or unlinked and not closed yet). Never more than there was at one instant: the one
+    when the names were all listed. What is counted was there before and is there after."""
+    nameless = _nameless(root)
+    names = extent_files(root)
+    by_inode = {}
+    for path in (*names, *nameless):
         try:
-            total += os.stat(path).st_blocks * 512
+            stat = os.stat(path)
         except OSError:
             continue  # gone in between
-    return total
+        if nameless.get(str(path), stat.st_ino) == stat.st_ino:
+            by_inode[stat.st_ino] = stat.st_blocks * 512
+    return sum(by_inode.values())
 
 
-def _stat_paths(root: Path) -> Iterator[str]:
-    """Nameless files first: one that gets its name in between is counted twice, not missed."""
+def _nameless(root: Path) -> dict[str, int]:
+    """Path of the open descriptor -> inode."""
     mark = f"{root.resolve()}/"
-    seen = set()
+    found = {}
     for fd in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{fd}"
         try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
+            target = os.readlink(path)
+            if target.startswith(mark) and target.endswith(" (deleted)"):
+                found[path] = os.stat(path).st_ino
         except OSError:
             continue
-        if target.startswith(mark) and target.endswith(" (deleted)"):
-            seen.add(f"/proc/self/fd/{fd}")
-    yield from seen
-    yield from map(str, extent_files(root))
+    return found
 
 
 def eventually(true: Callable[[], bool], what: str, seconds: float = 30.0) -> None:

@@ -1,0 +1,89 @@
+/*
+ * leave.c: how an extent goes. It leaves the index at once; its file gives up its name a little
+ * later, on a file worker, unlinked or (damaged) moved aside.
+ *
+ * In between the name still leads to a file that nobody may serve or take for the winner of the
+ * name. So an extent whose file has not left is in root->leaving, and whoever needs its name
+ * (kvs_name_clear) does the job at once, or waits for the worker that is at it.
+ *
+ * Invariants:
+ *   1. A file leaves its name once, by whoever comes first; its bytes are given back then, or
+ *      when the last read of it is over.
+ *   2. Nobody waits for a job that is only queued, so the workers cannot wait for each other.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "store.h"
+
+void kvs_leave_locked(struct kvs_store *store, struct kvs_extent *extent, enum kvs_reason reason)
+{
+    assert(extent->state == KVS_EXTENT_LIVE);
+    kvs_extent_pin_locked(extent); /* given back by kvs_leave_job */
+    kvs_extent_forget_locked(store, extent, reason);
+    extent->leaving = reason == KVS_REASON_DAMAGED ? KVS_LEAVING_ASIDE : KVS_LEAVING_UNLINK;
+    kvs_list_add_last(&store->roots[extent->root].leaving, &extent->lru);
+}
+
+static void name_give_up(struct kvs_root *root, struct kvs_extent *extent, int aside)
+{
+    struct kvs_fs *fs = root->store->fs;
+    char path[KVS_PATH_BYTES];
+    kvs_path_of(extent->ns, &extent->name, path);
+    if (!aside) {
+        fs->calls->unlink(fs, root->fd, path);
+    } else if (root->is_owner) {
+        kvs_quarantine_move(root, path);
+    }
+}
+
+static void file_leave(struct kvs_root *root, struct kvs_extent *extent)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    while (extent->leaving == KVS_LEAVING_NOW) {
+        pthread_cond_wait(&store->changed, &store->lock);
+    }
+    enum kvs_leaving how = (enum kvs_leaving)extent->leaving;
+    if (how) {
+        extent->leaving = KVS_LEAVING_NOW;
+        kvs_unlock(store);
+        name_give_up(root, extent, how == KVS_LEAVING_ASIDE);
+        kvs_lock(store);
+        extent->leaving = KVS_LEAVING_NOT;
+        kvs_list_remove(&extent->lru);
+        root->space.free_bytes += how == KVS_LEAVING_UNLINK ? extent->physical_bytes : 0;
+        pthread_cond_broadcast(&store->changed);
+    }
+    kvs_unlock(store);
+    if (how) {
+        kvs_file_end(root, extent);
+    }
+}
+
+void kvs_leave_job(struct kvs_root *root, void *argument)
+{
+    struct kvs_extent *extent = argument;
+    file_leave(root, extent);
+    kvs_lock(root->store);
+    kvs_extent_unpin_locked(root->store, extent);
+    kvs_unlock(root->store);
+}
+
+void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,
+                    const struct kvs_key *name)
+{
+    struct kvs_extent *found = NULL;
+    kvs_lock(root->store);
+    for (struct kvs_link *at = root->leaving.next; at != &root->leaving && !found; at = at->next) {
+        struct kvs_extent *extent = KVS_ENTRY(at, struct kvs_extent, lru);
+        if (extent->ns == ns && memcmp(&extent->name, name, sizeof(*name)) == 0) {
+            found = extent;
+            kvs_extent_pin_locked(found);
+        }
+    }
+    kvs_unlock(root->store);
+    if (found) {
+        kvs_leave_job(root, found);
+    }
+}
