@@ -7,11 +7,8 @@ tested in test_load_faults.py, names and their winners in test_names.py.
 
 import os
 import random
-import shutil
-import socket
 import struct
 import warnings
-from collections.abc import Callable
 from dataclasses import replace as changed
 from pathlib import Path
 
@@ -21,6 +18,7 @@ import pytest
 from kvstore import Cache, Chain, Layout, LayoutWarning, Store
 from tests.support import extent_bytes
 from tests.support.extent_reader import read_extent
+from tests.support.harms import IN_PLACE, REPLACED
 from tests.support.make_extents import as_made, encode
 from tests.support.stores import Cells, cells_of, check_load, opened, prompt, until, write
 
@@ -178,135 +176,6 @@ def test_a_flipped_bit_between_the_regions_harms_nobody(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------- whole files harmed
 
-Harm = Callable[[Kept, Path], None]
-
-
-def cut(where: str) -> Harm:
-    def harm(kept: Kept, path: Path) -> None:
-        data = path.read_bytes()
-        header = struct.unpack_from("<I", data, 12)[0]
-        lengths = {
-            "nothing left": 0, "within the fixed header": 20, "within the first page": 4095,
-            "at the first page": 4096, "within the header": header - 1, "at the header": header,
-            "in a region": (header + len(data)) // 2 + 1, "a byte short": len(data) - 1,
-            "a page short": len(data) - 4096,
-        }  # fmt: skip
-        with extent_bytes.times_kept(path):
-            os.truncate(path, lengths[where])
-
-    return harm
-
-
-def appended(size: int) -> Harm:
-    def harm(kept: Kept, path: Path) -> None:
-        with extent_bytes.times_kept(path), path.open("ab") as file:
-            file.write(bytes(size))
-
-    return harm
-
-
-def zeroed(part: str) -> Harm:
-    def harm(kept: Kept, path: Path) -> None:
-        size = path.stat().st_size
-        first, end = {"all": (0, size), "front": (0, size // 2), "back": (size // 2, size)}[part]
-        with extent_bytes.times_kept(path), path.open("r+b") as file:
-            file.seek(first)
-            file.write(bytes(end - first))
-
-    return harm
-
-
-IN_PLACE: dict[str, Harm] = {
-    **{f"cut: {where}": cut(where) for where in (
-        "nothing left", "within the fixed header", "within the first page", "at the first page",
-        "within the header", "at the header", "in a region", "a byte short", "a page short",
-    )},
-    "a byte appended": appended(1),
-    "a page appended": appended(4096),
-    **{f"zeros: {part}": zeroed(part) for part in ("all", "front", "back")},
-}  # fmt: skip
-
-
-def swapped(kept: Kept, path: Path) -> None:
-    other = kept.path(BLOCKS - 1)
-    aside = path.with_suffix(".aside")
-    path.rename(aside)
-    other.rename(path)
-    aside.rename(other)
-
-
-def of_another_layout(kept: Kept, path: Path) -> None:
-    found = read_extent(path)
-    made = as_made(found)
-    extent_bytes.replace(path, encode(changed(made, fingerprint=b"\7" * 32)))
-
-
-def of_a_later_version(kept: Kept, path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<H", data, 8, 2)
-    extent_bytes.replace(path, extent_bytes.sealed(data))
-
-
-def with_an_unknown_required_section(kept: Kept, path: Path) -> None:
-    made = changed(as_made(read_extent(path)), more_sections=[(40_000, 1, b"something new")])
-    extent_bytes.replace(path, encode(made))
-
-
-def a_directory(kept: Kept, path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def a_full_directory(kept: Kept, path: Path) -> None:
-    a_directory(kept, path)
-    (path / "file").write_bytes(b"something")
-
-
-def a_fifo(kept: Kept, path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def a_socket(kept: Kept, path: Path) -> None:
-    path.unlink()
-    near = path.parent / "s"  # the name is too long to bind
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(os.path.relpath(near))
-    near.rename(path)
-
-
-def a_link_to_the_file(kept: Kept, path: Path) -> None:
-    aside = path.with_suffix(".aside")
-    path.rename(aside)
-    path.symlink_to(aside.name)
-
-
-def a_link_to_nothing(kept: Kept, path: Path) -> None:
-    path.unlink()
-    path.symlink_to("nothing")
-
-
-def a_device(kept: Kept, path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
-
-
-def removed(kept: Kept, path: Path) -> None:
-    path.unlink()
-
-
-def its_directory_removed(kept: Kept, path: Path) -> None:
-    shutil.rmtree(path.parent)
-
-
-REPLACED: dict[str, Harm] = {
-    harm.__name__: harm
-    for harm in (
-        swapped, of_another_layout, of_a_later_version, with_an_unknown_required_section,
-        a_directory, a_full_directory, a_fifo, a_socket, a_link_to_the_file, a_link_to_nothing,
-        a_device, removed, its_directory_removed,
-    )
-}  # fmt: skip
 REASONS = {"damaged", "foreign", "absent", "evicted"}
 
 
@@ -315,7 +184,7 @@ def test_a_file_harmed_before_the_store_opens_is_a_miss(name: str, tmp_path: Pat
     with opened(tmp_path, pool=POOL) as store:
         kept = Kept(store, MLA, tmp_path)
         kept.put()
-    (IN_PLACE | REPLACED)[name](kept, kept.path(0))
+    (IN_PLACE | REPLACED)[name](kept.path(0), kept.path(BLOCKS - 1))
     with opened(tmp_path, pool=POOL) as store:
         kept = Kept(store, MLA, tmp_path)
         warm(store)
@@ -333,7 +202,7 @@ def test_a_file_harmed_after_it_was_indexed_is_a_miss(name: str, tmp_path: Path)
     with opened(tmp_path, pool=POOL) as store:
         kept = Kept(store, MLA, tmp_path)
         warm(store)  # indexed, not open
-        (IN_PLACE | REPLACED)[name](kept, kept.path(0))
+        (IN_PLACE | REPLACED)[name](kept.path(0), kept.path(BLOCKS - 1))
         blocks, reason = kept.load()
         assert reason in REASONS
         assert blocks < 16
@@ -349,7 +218,7 @@ def test_a_file_harmed_while_it_is_open_is_never_delivered_harmed(
         kept = Kept(store, MLA, tmp_path)
         kept.put()
         assert kept.load() == (BLOCKS, None)  # open from here on
-        IN_PLACE[name](kept, kept.path(0))
+        IN_PLACE[name](kept.path(0), kept.path(BLOCKS - 1))
         blocks, reason = kept.load()
         assert (blocks, reason) == (BLOCKS, None) or reason == "damaged"
         if reason:

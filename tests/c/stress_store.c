@@ -1,42 +1,26 @@
 /*
  * stress_store.c: everything at once, for the sanitizers: putters of overlapping chains, loaders
- * through the pool and into caller memory, cancelers, single puts and gets, deletes, drop_ram, ticks
- * and flushes, in a root so small that eviction never rests, with leases and classes that run out.
+ * through the pool and into caller memory, cancelers, gets, deletes, drop_ram, ticks and flushes,
+ * in a root so small that eviction never rests, with leases and classes that run out.
  *
  * What holds at every moment: a delivered cell has the bytes put under its key, nothing outside a
  * target's cells is written, every ticket is done in time. Bounded by counts, not by time. Runs on
  * the threads engine and on the fault engine without faults, whose clock the test drives.
  */
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "kvs.h"
+#include "stress_cells.h"
 #include "testing/io_fault.h"
 
 enum {
-    LAYERS = 4,
-    TOKENS = 16,
-    BLOCKS = 48, /* of the longest chain: three extents */
-    CHAINS = 6,  /* pairs share a prefix that ends inside an extent */
+    CHAINS = 6, /* pairs share a prefix that ends inside an extent */
     SHARED_BLOCKS = 21,
     SHORT_LIVED = 2, /* chains that are put in a class that lives a second */
-    PARTS = 4,
-    CELL_MAX = 4096,
-    CANARY = 0xa5,
     THREADS = 7
 };
-
-#define WAIT_NS (60ll * 1000000000)
-
-static const uint32_t part_counts[LAYERS] = {1, 1, 0, 2};
-static const uint32_t part_bytes[PARTS] = {4096, 2112, 1024, 528};
-static const uint32_t cell_bytes[LAYERS] = {4096, 2112, 0, 1552};
-static const uint32_t first_part[LAYERS] = {0, 1, 2, 2};
 
 struct stress {
     struct kvs_store *store;
@@ -57,28 +41,6 @@ static uint32_t pick(struct worker *worker, uint32_t below)
 {
     worker->random = worker->random * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(worker->random >> 33) % below;
-}
-
-/* The bytes of a cell follow from its key and layer, so that any chain can be checked. */
-static void cell_fill(uint8_t *cell, const struct kvs_key *key, uint32_t layer)
-{
-    uint64_t state;
-    memcpy(&state, key->bytes, sizeof(state));
-    state += layer;
-    for (uint32_t i = 0; i < cell_bytes[layer]; i += 8) {
-        uint64_t left = cell_bytes[layer] - i;
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        memcpy(cell + i, &state, left < 8 ? left : 8);
-    }
-}
-
-static int64_t finish(struct kvs_ticket *ticket)
-{
-    int64_t result = -1;
-    assert(ticket && kvs_ticket_wait(ticket, WAIT_NS) == 0);
-    assert(kvs_ticket_done(ticket, &result) == 1);
-    kvs_ticket_close(ticket);
-    return result;
 }
 
 /* ---- putters ---- */
@@ -208,46 +170,6 @@ static void *pool_loader(void *argument)
         kvs_lease_release(lease);
     }
     return NULL;
-}
-
-struct memory {
-    uint8_t *base[PARTS];
-    size_t shift; /* 0: direct reads are possible */
-};
-
-static size_t part_room(uint32_t part)
-{
-    return (size_t)BLOCKS * part_bytes[part] + 3 * 4096;
-}
-
-static void memory_open(struct memory *memory)
-{
-    for (uint32_t part = 0; part < PARTS; part++) {
-        memory->base[part] = aligned_alloc(4096, (part_room(part) + 4095) / 4096 * 4096);
-    }
-}
-
-/* The cells of a layer, part by part, and the canaries around all of its memory. */
-static void check_memory(const struct memory *memory, const struct kvs_key *keys, uint32_t layer,
-                         uint64_t first, uint64_t blocks, uint64_t asked)
-{
-    uint8_t right[CELL_MAX];
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < part_counts[layer]; i++) {
-        uint32_t part = first_part[layer] + i, bytes = part_bytes[part];
-        const uint8_t *base = memory->base[part];
-        for (uint64_t block = 0; block < blocks; block++) {
-            cell_fill(right, &keys[first + block], layer);
-            assert(memcmp(base + 4096 + memory->shift + block * bytes, right + at, bytes) == 0);
-        }
-        for (size_t j = 0; j < 4096 + memory->shift; j++) {
-            assert(base[j] == CANARY);
-        }
-        for (size_t j = 4096 + memory->shift + asked * bytes; j < part_room(part); j++) {
-            assert(base[j] == CANARY);
-        }
-        at += bytes;
-    }
 }
 
 static void load_into(struct worker *worker, struct memory *memory, struct kvs_lease *lease,
