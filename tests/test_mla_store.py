@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from mla_prefill.cache import StoreCache, exact_words, model_layout, open_cache
 from mla_prefill.demo_model import demo_config, make_demo_model
 from mla_prefill.model import Model, load_model
 from mla_prefill.prefill import PrefillResult, prefill
+from tests.support import extent_bytes
+from tests.support.extent_reader import read_extent
+from tests.support.make_extents import as_made, encode
 
 BLOCK = 64
 VOCAB = 500
@@ -123,6 +127,21 @@ def test_a_flipped_bit_costs_its_suffix_and_not_the_answer(
     healed = run(tmp_path, model, some_ids(TOKENS), engine=engine)
     assert (healed.used_tokens, healed.restarts) == (36 * BLOCK, 0)
     assert torch.equal(healed.logits, cold.logits)
+
+
+def test_a_value_altered_with_its_checksum_changes_the_logits(
+    tmp_path: Path, model: Model, engine: str, cold: PrefillResult
+) -> None:
+    """Reuse is real: what a warm prefill computes with is what lies on disk."""
+    path = max(tmp_path.rglob("*.kv"), key=lambda path: path.stat().st_size)
+    made = as_made(read_extent(path))
+    cells = [bytearray(layer) for layer in made.cells]
+    row = slice(0, 1152)  # the first token of the extent's first block, all of its record
+    cells[1][row] = bytes(1152)
+    extent_bytes.replace(path, encode(replace(made, cells=[bytes(layer) for layer in cells])))
+    warm = run(tmp_path, model, some_ids(TOKENS), engine=engine)
+    assert (warm.used_tokens, warm.restarts) == (36 * BLOCK, 0)
+    assert not torch.equal(warm.logits, cold.logits)
 
 
 def test_modes_models_and_grids_do_not_share_blocks(
