@@ -156,11 +156,11 @@ static void create_job(struct kvs_root *root, void *argument)
     }
     kvs_lock(store);
     made->temp = temp;
+    made->creating = 0;
     if (made->state == KVS_MADE_CREATING && !error) {
         made->state = KVS_MADE_READY;
         kvs_made_send_locked(writer, made);
     } else {
-        made->state = made->state == KVS_MADE_CREATING ? KVS_MADE_FRESH : made->state;
         kvs_made_drop_locked(writer, made);
     }
     kvs_writer_progress_locked(writer);
@@ -181,9 +181,10 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
     }
     *birth = (struct birth){writer, made};
     made->state = KVS_MADE_CREATING;
+    made->creating = 1;
     kvs_writer_hold_locked(writer);
     if (kvs_job_add_locked(&writer->store->roots[made->root], create_job, birth, 0) < 0) {
-        made->state = KVS_MADE_FRESH;
+        made->creating = 0;
         kvs_made_drop_locked(writer, made);
         kvs_writer_drop_locked(writer);
         free(birth);
@@ -228,7 +229,7 @@ static void discard_later_locked(struct kvs_root *root, struct kvs_writer_extent
     }
 }
 
-/* May be called again: what could not be given back while writes were in flight goes then. */
+/* May be called again: what could not be given back while the file was busy goes then. */
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
 {
     struct kvs_store *store = writer->store;
@@ -236,16 +237,13 @@ void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *m
         return;
     }
     if (made->state != KVS_MADE_DROPPED) {
-        int creating = made->state == KVS_MADE_CREATING;
         made->state = KVS_MADE_DROPPED;
         writer->stats.blocks_dropped += made->count;
         store->stats.dropped_blocks += made->count;
         kvs_stage_clear_locked(writer, made);
-        if (creating) {
-            return; /* the create job comes back here */
-        }
     }
-    if (made->writes_in_flight == 0) {
+    /* The create job, or the last write, comes back here. */
+    if (!made->creating && made->writes_in_flight == 0) {
         discard_later_locked(&store->roots[made->root], made);
     }
 }
