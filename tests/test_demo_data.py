@@ -15,7 +15,7 @@ def test_the_session_allows_a_prompt_of_16384_tokens_and_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens", [prompt.MIN_TOKENS, 777, prompt.DEFAULT_TOKENS, 16_384, prompt.longest()]
+    "tokens", [prompt.MIN_TOKENS, 2777, prompt.DEFAULT_TOKENS, 16_384, prompt.longest()]
 )
 def test_the_next_turn_extends_the_prompt_by_a_block_or_more(tokens: int) -> None:
     both = prompt.prompts(tokens)

@@ -64,7 +64,7 @@ def _lookup(options: argparse.Namespace, step: Step) -> msgspec.Struct:
 
 def _damage(options: argparse.Namespace, step: Step) -> msgspec.Struct:
     ids = variant(options.prompt, options.prompt_tokens)
-    block = len(ids) // BLOCK_TOKENS // 2
+    block = len(ids) // BLOCK_TOKENS * 2 // 3  # far enough in that whole extents lie before it
     return engine.flip_one_bit(options.model, options.store, ids, block=block)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 BLOCK_TOKENS = 64
 DEFAULT_TOKENS = 6016
-MIN_TOKENS = 2 * BLOCK_TOKENS
+MIN_TOKENS = 32 * BLOCK_TOKENS  # two extents of the demo's model
 
 
 class _Session(msgspec.Struct, frozen=True):
