@@ -46,8 +46,9 @@ void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const st
 }
 
 struct birth {
-    struct kvs_writer *writer; /* held */
+    struct kvs_writer *writer; /* held; its keys may move while it is extended */
     struct kvs_writer_extent *made;
+    struct kvs_key first; /* key of its first block */
 };
 
 static int extras_present(const struct kvs_writer *writer, const struct kvs_writer_extent *made)
@@ -101,27 +102,26 @@ static int file_allocate(struct kvs_root *root, int fd, uint64_t bytes)
     return error;
 }
 
-static int file_make(struct kvs_root *root, struct kvs_writer *writer,
-                     struct kvs_writer_extent *made, struct kvs_fs_temp *temp)
+static int file_make(struct kvs_root *root, const struct birth *birth, struct kvs_fs_temp *temp)
 {
     struct kvs_fs *fs = root->store->fs;
     char bucket[KVS_PATH_BYTES], fallback[KVS_PATH_BYTES];
-    int error = kvs_bucket_make(root, writer->ns, &writer->keys[made->first], bucket);
+    int error = kvs_bucket_make(root, birth->writer->ns, &birth->first, bucket);
     if (error < 0) {
         return error;
     }
-    snprintf(fallback, sizeof(fallback), "%s/tmp", writer->ns->name);
+    snprintf(fallback, sizeof(fallback), "%s/tmp", birth->writer->ns->name);
     error = fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
     if (error == -ENOENT) {
         /* An operator removed the directory under us: make it again, once. */
-        kvs_bucket_forget(root, writer->ns, &writer->keys[made->first]);
-        error = kvs_bucket_make(root, writer->ns, &writer->keys[made->first], bucket);
+        kvs_bucket_forget(root, birth->writer->ns, &birth->first);
+        error = kvs_bucket_make(root, birth->writer->ns, &birth->first, bucket);
         error = error ? error : fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
     }
     if (error < 0) {
         return error;
     }
-    error = file_allocate(root, temp->fd, made->file_bytes);
+    error = file_allocate(root, temp->fd, birth->made->file_bytes);
     if (error < 0) {
         fs->calls->close(fs, temp->fd);
         if (temp->name[0]) {
@@ -140,7 +140,7 @@ static void create_job(struct kvs_root *root, void *argument)
     struct kvs_store *store = root->store;
     struct kvs_fs_temp temp = {.fd = -1};
     free(argument);
-    made->with_extras = (uint32_t)extras_present(writer, made);
+    uint64_t charged_bytes = 0;
     int error = kvs_format_geometry(writer->ns->layer_count, writer->ns->cell_bytes, made->count,
                                     (int)made->with_extras, &made->header_bytes,
                                     made->region_offsets, &made->file_bytes);
@@ -149,13 +149,14 @@ static void create_job(struct kvs_root *root, void *argument)
     }
     if (!error) {
         error = kvs_room_charge(root, made->file_bytes);
-        made->charged_bytes = error ? 0 : made->file_bytes;
+        charged_bytes = error ? 0 : made->file_bytes;
     }
     if (!error) {
-        error = file_make(root, writer, made, &temp);
+        error = file_make(root, &birth, &temp);
     }
     kvs_lock(store);
     made->temp = temp;
+    made->charged_bytes = charged_bytes;
     if (made->state == KVS_MADE_CREATING && !error) {
         made->state = KVS_MADE_READY;
         kvs_made_send_locked(writer, made);
@@ -179,7 +180,8 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
         kvs_made_drop_locked(writer, made);
         return;
     }
-    *birth = (struct birth){writer, made};
+    *birth = (struct birth){writer, made, writer->keys[made->first]};
+    made->with_extras = (uint32_t)extras_present(writer, made);
     made->state = KVS_MADE_CREATING;
     kvs_writer_hold_locked(writer);
     if (kvs_job_add_locked(&writer->store->roots[made->root], create_job, birth, 0) < 0) {
