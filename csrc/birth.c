@@ -46,9 +46,9 @@ void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const st
 }
 
 struct birth {
-    struct kvs_writer *writer; /* held */
+    struct kvs_writer *writer; /* held; its keys may move while it is extended */
     struct kvs_writer_extent *made;
-    struct kvs_key name; /* a copy: the writer's keys may move when it is extended */
+    struct kvs_key first; /* key of its first block */
 };
 
 static int extras_present(const struct kvs_writer *writer, const struct kvs_writer_extent *made)
@@ -104,19 +104,18 @@ static int file_allocate(struct kvs_root *root, int fd, uint64_t bytes)
 
 static int file_make(struct kvs_root *root, const struct birth *birth, struct kvs_fs_temp *temp)
 {
-    struct kvs_namespace *ns = birth->writer->ns;
     struct kvs_fs *fs = root->store->fs;
     char bucket[KVS_PATH_BYTES], fallback[KVS_PATH_BYTES];
-    int error = kvs_bucket_make(root, ns, &birth->name, bucket);
+    int error = kvs_bucket_make(root, birth->writer->ns, &birth->first, bucket);
     if (error < 0) {
         return error;
     }
-    snprintf(fallback, sizeof(fallback), "%s/tmp", ns->name);
+    snprintf(fallback, sizeof(fallback), "%s/tmp", birth->writer->ns->name);
     error = fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
     if (error == -ENOENT) {
         /* An operator removed the directory under us: make it again, once. */
-        kvs_bucket_forget(root, ns, &birth->name);
-        error = kvs_bucket_make(root, ns, &birth->name, bucket);
+        kvs_bucket_forget(root, birth->writer->ns, &birth->first);
+        error = kvs_bucket_make(root, birth->writer->ns, &birth->first, bucket);
         error = error ? error : fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
     }
     if (error < 0) {
@@ -141,6 +140,7 @@ static void create_job(struct kvs_root *root, void *argument)
     struct kvs_store *store = root->store;
     struct kvs_fs_temp temp = {.fd = -1};
     free(argument);
+    uint64_t charged_bytes = 0;
     int error = kvs_format_geometry(writer->ns->layer_count, writer->ns->cell_bytes, made->count,
                                     (int)made->with_extras, &made->header_bytes,
                                     made->region_offsets, &made->file_bytes);
@@ -149,18 +149,19 @@ static void create_job(struct kvs_root *root, void *argument)
     }
     if (!error) {
         error = kvs_room_charge(root, made->file_bytes);
-        made->charged_bytes = error ? 0 : made->file_bytes;
+        charged_bytes = error ? 0 : made->file_bytes;
     }
     if (!error) {
         error = file_make(root, &birth, &temp);
     }
     kvs_lock(store);
     made->temp = temp;
-    made->creating = 0;
+    made->charged_bytes = charged_bytes;
     if (made->state == KVS_MADE_CREATING && !error) {
         made->state = KVS_MADE_READY;
         kvs_made_send_locked(writer, made);
     } else {
+        made->state = made->state == KVS_MADE_CREATING ? KVS_MADE_FRESH : made->state;
         kvs_made_drop_locked(writer, made);
     }
     kvs_writer_progress_locked(writer);
@@ -174,18 +175,17 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
         return;
     }
     made->extent->block_count = (uint8_t)made->count;
-    made->with_extras = (uint32_t)extras_present(writer, made);
     struct birth *birth = malloc(sizeof(*birth));
     if (!birth) {
         kvs_made_drop_locked(writer, made);
         return;
     }
     *birth = (struct birth){writer, made, writer->keys[made->first]};
+    made->with_extras = (uint32_t)extras_present(writer, made);
     made->state = KVS_MADE_CREATING;
-    made->creating = 1;
     kvs_writer_hold_locked(writer);
     if (kvs_job_add_locked(&writer->store->roots[made->root], create_job, birth, 0) < 0) {
-        made->creating = 0;
+        made->state = KVS_MADE_FRESH;
         kvs_made_drop_locked(writer, made);
         kvs_writer_drop_locked(writer);
         free(birth);
@@ -230,7 +230,7 @@ static void discard_later_locked(struct kvs_root *root, struct kvs_writer_extent
     }
 }
 
-/* May be called again: what could not be given back while the file was busy goes then. */
+/* May be called again: what could not be given back while writes were in flight goes then. */
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
 {
     struct kvs_store *store = writer->store;
@@ -238,13 +238,16 @@ void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *m
         return;
     }
     if (made->state != KVS_MADE_DROPPED) {
+        int creating = made->state == KVS_MADE_CREATING;
         made->state = KVS_MADE_DROPPED;
         writer->stats.blocks_dropped += made->count;
         store->stats.dropped_blocks += made->count;
         kvs_stage_clear_locked(writer, made);
+        if (creating) {
+            return; /* the create job comes back here */
+        }
     }
-    /* The create job, or the last write, comes back here. */
-    if (!made->creating && made->writes_in_flight == 0) {
+    if (made->writes_in_flight == 0) {
         discard_later_locked(&store->roots[made->root], made);
     }
 }

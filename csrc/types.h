@@ -308,7 +308,6 @@ struct kvs_writer_extent {
     uint64_t first; /* absolute */
     uint32_t count, count_max; /* blocks; count_max: up to the grid cut */
     uint8_t state, fixed;
-    uint8_t creating; /* its create job has not ended: the file is the job's */
     uint32_t cells_missing, writes_in_flight;
     uint32_t root;
     uint8_t *have; /* [layer][count_max] */

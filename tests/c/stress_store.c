@@ -45,20 +45,20 @@ static uint32_t pick(struct worker *worker, uint32_t below)
 
 /* ---- putters ---- */
 
-static void put_layer(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t count,
-                      uint32_t layer, uint8_t *memory)
+static void put_layer(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t first,
+                      uint64_t end, uint32_t layer, uint8_t *memory)
 {
     struct kvs_source sources[2];
     struct kvs_ticket *ticket;
-    if (cell_bytes[layer] == 0) {
+    if (cell_bytes[layer] == 0 || first == end) {
         return;
     }
-    for (uint64_t block = 0; block < count; block++) {
-        cell_fill(memory + block * cell_bytes[layer], &keys[block], layer);
+    for (uint64_t block = first; block < end; block++) {
+        cell_fill(memory + (block - first) * cell_bytes[layer], &keys[block], layer);
     }
     sources[0] = (struct kvs_source){memory, cell_bytes[layer]};
     sources[1] = (struct kvs_source){memory + part_bytes[first_part[layer]], cell_bytes[layer]};
-    assert(kvs_writer_put(writer, layer, 0, count, sources, &ticket) == 0);
+    assert(kvs_writer_put(writer, layer, first, end - first, sources, &ticket) == 0);
     finish(ticket); /* the memory is used again */
 }
 
@@ -74,10 +74,17 @@ static void *putter(void *argument)
         int class = chain < SHORT_LIVED ? 1 : (int)pick(worker, 2) - 1;
         struct kvs_writer *writer;
         struct kvs_ticket *commit;
-        assert(kvs_writer_open(stress->cache, keys, count, 0, class, 0, NULL, &writer) == 0);
+        uint64_t known = pick(worker, 2) ? count : 1 + pick(worker, (uint32_t)count);
+        assert(kvs_writer_open(stress->cache, keys, known, 0, class, 0, NULL, &writer) == 0);
         uint32_t turn = pick(worker, LAYERS), whole = LAYERS - (pick(worker, 8) == 0);
         for (uint32_t i = 0; i < whole; i++) {
-            put_layer(writer, keys, count, (i + turn) % LAYERS, memory);
+            put_layer(writer, keys, 0, known, (i + turn) % LAYERS, memory);
+            if (i == 0 && known < count) { /* while the first files are being made */
+                assert(kvs_writer_extend(writer, keys, count, NULL) == 0);
+            }
+        }
+        for (uint32_t i = 0; i < whole; i++) {
+            put_layer(writer, keys, known, count, i, memory);
         }
         if (pick(worker, 6) > 0) {
             assert(kvs_writer_commit(writer, &commit) == 0);
