@@ -168,6 +168,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     if (file) {
         kvs_file_discard(file);
     }
+    kvs_files_trim(store);
     free(header);
     return reason;
 }

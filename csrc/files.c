@@ -236,17 +236,35 @@ struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent
     return file;
 }
 
-/* Closes the least recently used files that nobody reads until the cache fits. */
-void kvs_file_trim_locked(struct kvs_store *store)
+/* The least recently used file that nobody reads, taken out of a cache that is over its limit. */
+static struct kvs_file *excess_take_locked(struct kvs_store *store)
 {
     struct kvs_link *at = store->files.prev;
     while (store->file_count > store->file_max && at != &store->files) {
         struct kvs_file *file = KVS_ENTRY(at, struct kvs_file, lru);
         at = at->prev;
         if (file->refs == 0 && file->extent) {
-            kvs_file_release_locked(store, file->extent);
+            file->extent->file = NULL;
+            file->extent = NULL;
+            kvs_list_remove(&file->lru);
+            store->file_count--;
+            return file;
         }
     }
+    return NULL;
+}
+
+void kvs_files_trim(struct kvs_store *store)
+{
+    struct kvs_file *file;
+    do {
+        kvs_lock(store);
+        file = excess_take_locked(store);
+        kvs_unlock(store);
+        if (file) {
+            kvs_file_discard(file);
+        }
+    } while (file);
 }
 
 int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
@@ -263,7 +281,6 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
     file->extent = extent;
     kvs_list_add_first(&store->files, &file->lru);
     store->file_count++;
-    kvs_file_trim_locked(store);
     return 0;
 }
 
@@ -321,6 +338,7 @@ static void open_job(struct kvs_root *root, void *argument)
     if (file) {
         kvs_file_discard(file);
     }
+    kvs_files_trim(store); /* at once: a queued close would wait behind hundreds of opens */
 }
 
 void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent)

@@ -97,7 +97,6 @@ static void let_spans_go(struct kvs_load *load)
         kvs_extent_unpin_locked(load->store, span->extent);
         span->extent = NULL;
     }
-    kvs_file_trim_locked(load->store);
 }
 
 static void count_load(struct kvs_load *load)

@@ -307,6 +307,9 @@ void kvs_close(struct kvs_store *store)
     }
     kvs_times_flush_all(store);
     kvs_lock(store);
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        kvs_leave_again_locked(&store->roots[i]);
+    }
     ram_drop_all_locked(store);
     kvs_unlock(store);
     for (uint32_t i = 0; i < store->root_count; i++) {

@@ -130,7 +130,8 @@ void kvs_file_discard(struct kvs_file *file);
 /* 0, or -ESTALE: the caller discards the file. */
 int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
                            struct kvs_file *file);
-void kvs_file_trim_locked(struct kvs_store *store);
+/* Closes files beyond the cache's limit; file workers only. */
+void kvs_files_trim(struct kvs_store *store);
 
 /* ---- root.c and jobs.c ---- */
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
