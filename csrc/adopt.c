@@ -66,7 +66,6 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
         return error;
     }
     root->used_bytes += extent->physical_bytes;
-    extent->scanned = 1;
     *out = extent;
     return 0;
 }
@@ -161,8 +160,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     } else if (!reason) {
         kvs_lock(store);
         reason = take_locked(root, ns, name, header, &stat, out);
-        if (file && !reason && !(*out)->file) {
-            kvs_file_attach_locked(store, *out, file);
+        if (file && !reason && !(*out)->file && kvs_file_attach_locked(store, *out, file) == 0) {
             file = NULL;
         }
         kvs_unlock(store);
@@ -170,6 +168,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     if (file) {
         kvs_file_discard(file);
     }
+    kvs_files_trim(store);
     free(header);
     return reason;
 }

@@ -30,7 +30,6 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
     if (error == 0) {
         ns->bucket_made[root->number][bucket / 8] |= bit;
     }
-    ns->bucket_dirty[root->number][bucket / 8] |= bit;
     kvs_unlock(store);
     return error;
 }
@@ -141,9 +140,14 @@ static void create_job(struct kvs_root *root, void *argument)
     struct kvs_fs_temp temp = {.fd = -1};
     free(argument);
     uint64_t charged_bytes = 0;
-    int error = kvs_format_geometry(writer->ns->layer_count, writer->ns->cell_bytes, made->count,
-                                    (int)made->with_extras, &made->header_bytes,
-                                    made->region_offsets, &made->file_bytes);
+    kvs_lock(store);
+    int dropped = made->state == KVS_MADE_DROPPED;
+    kvs_unlock(store);
+    int error = dropped
+                    ? -ECANCELED
+                    : kvs_format_geometry(writer->ns->layer_count, writer->ns->cell_bytes,
+                                          made->count, (int)made->with_extras, &made->header_bytes,
+                                          made->region_offsets, &made->file_bytes);
     if (!error && owner_missing(root)) {
         error = -EPERM;
     }

@@ -125,7 +125,7 @@ static void deliver_one_locked(struct kvs_store *store, struct kvs_region *regio
         kvs_region_hold_locked(store, region);
         load->runs[(size_t)waiter->layer * load->span_count + waiter->span].region = region;
     }
-    kvs_load_span_done_locked(load, waiter->layer, waiter->span);
+    kvs_load_span_done_locked(load, waiter->layer);
 }
 
 /* Takes the caller's reference to the region. It is dropped before anyone who was told can get the
@@ -197,10 +197,10 @@ static void direct_span_done_locked(struct kvs_load *load, uint32_t layer, uint3
         return;
     }
     if (!run->reread) {
-        kvs_load_span_done_locked(load, layer, span);
+        kvs_load_span_done_locked(load, layer);
     } else if (kvs_plan_region_locked(load, layer, span) < 0) {
         kvs_load_cut_locked(load, layer, load->spans[span].first_block, KVS_REASON_POOL);
-        kvs_load_span_done_locked(load, layer, span);
+        kvs_load_span_done_locked(load, layer);
     }
 }
 

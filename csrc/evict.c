@@ -124,8 +124,7 @@ int kvs_evict_one(struct kvs_root *root, int force)
         }
         kvs_extent_unpin_locked(store, extent);
         kvs_unlock(store);
-        if (gone) {
-            kvs_leave_job(root, extent);
+        if (gone && kvs_leave(root, extent) == 0) {
             return 0;
         }
     }
@@ -193,7 +192,7 @@ static void expire_job(struct kvs_root *root, void *argument)
             count_removed(store, extent, KVS_REASON_EXPIRED);
             kvs_leave_locked(store, extent, KVS_REASON_EXPIRED);
             kvs_unlock(store);
-            kvs_leave_job(root, extent);
+            kvs_leave(root, extent);
             kvs_lock(store);
         }
         kvs_extent_unpin_locked(store, extent);

@@ -236,28 +236,52 @@ struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent
     return file;
 }
 
-/* Closes the least recently used files that nobody reads until the cache fits. */
-void kvs_file_trim_locked(struct kvs_store *store)
+/* The least recently used file that nobody reads, taken out of a cache that is over its limit. */
+static struct kvs_file *excess_take_locked(struct kvs_store *store)
 {
     struct kvs_link *at = store->files.prev;
     while (store->file_count > store->file_max && at != &store->files) {
         struct kvs_file *file = KVS_ENTRY(at, struct kvs_file, lru);
         at = at->prev;
         if (file->refs == 0 && file->extent) {
-            kvs_file_release_locked(store, file->extent);
+            file->extent->file = NULL;
+            file->extent = NULL;
+            kvs_list_remove(&file->lru);
+            store->file_count--;
+            return file;
         }
     }
+    return NULL;
 }
 
-void kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
-                            struct kvs_file *file)
+void kvs_files_trim(struct kvs_store *store)
 {
+    struct kvs_file *file;
+    do {
+        kvs_lock(store);
+        file = excess_take_locked(store);
+        kvs_unlock(store);
+        if (file) {
+            kvs_file_discard(file);
+        }
+    } while (file);
+}
+
+int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
+                           struct kvs_file *file)
+{
+    /* While closing nobody would close it; a gone extent's bytes are given back already; a file of
+     * another length is not the one the index knows. */
+    if (store->closing || extent->state == KVS_EXTENT_GONE ||
+        file->block_count != extent->block_count) {
+        return -ESTALE;
+    }
     kvs_file_release_locked(store, extent);
     extent->file = file;
     file->extent = extent;
     kvs_list_add_first(&store->files, &file->lru);
     store->file_count++;
-    kvs_file_trim_locked(store);
+    return 0;
 }
 
 /* Opened for an extent that the index knows: the header must still be the one it was made from. */
@@ -294,10 +318,10 @@ static void open_job(struct kvs_root *root, void *argument)
     struct kvs_file *file = NULL;
     enum kvs_reason reason = open_known(root, extent, &file);
     kvs_lock(store);
-    extent->opening = 0;
-    extent->open_reason = (uint8_t)reason;
-    if (!reason) {
-        kvs_file_attach_locked(store, extent, file);
+    if (!reason && kvs_file_attach_locked(store, extent, file) == 0) {
+        file = NULL;
+    } else if (!reason) {
+        reason = store->closing ? KVS_REASON_CLOSED : KVS_REASON_EVICTED;
     } else if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
         kvs_quarantine_locked(store, extent);
     } else if (reason == KVS_REASON_ABSENT) {
@@ -306,9 +330,15 @@ static void open_job(struct kvs_root *root, void *argument)
         extent->physical_bytes = 0;
         kvs_extent_forget_locked(store, extent, KVS_REASON_EVICTED);
     }
+    extent->opening = 0;
+    extent->open_reason = (uint8_t)reason;
     kvs_extent_unpin_locked(store, extent);
     kvs_wake_all(store);
     kvs_unlock(store);
+    if (file) {
+        kvs_file_discard(file);
+    }
+    kvs_files_trim(store); /* at once: a queued close would wait behind hundreds of opens */
 }
 
 void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent)

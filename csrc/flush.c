@@ -23,6 +23,11 @@ static int flush_namespace(struct kvs_root *root, struct kvs_namespace *ns)
         if (sync) {
             snprintf(path, sizeof(path), "%s/%03x", ns->name, bucket);
             int error = store->fs->calls->sync_directory(store->fs, root->fd, path);
+            if (error) {
+                kvs_lock(store);
+                *dirty |= bit; /* the next flush owes it still */
+                kvs_unlock(store);
+            }
             result = result ? result : error;
         }
     }
@@ -35,6 +40,13 @@ static void flush_job(struct kvs_root *root, void *argument)
     struct kvs_ticket *ticket = argument;
     struct kvs_store *store = root->store;
     int result = 0;
+    /* One at a time: a flush must not answer while another is still at a directory it took. */
+    kvs_lock(store);
+    while (store->flushing) {
+        pthread_cond_wait(&store->changed, &store->lock);
+    }
+    store->flushing = 1;
+    kvs_unlock(store);
     for (uint32_t i = 0; i < store->root_count; i++) {
         int synced = store->fs->calls->sync_directory(store->fs, store->roots[i].fd, ".");
         result = result ? result : synced;
@@ -50,6 +62,7 @@ static void flush_job(struct kvs_root *root, void *argument)
         }
     }
     kvs_lock(store);
+    store->flushing = 0;
     kvs_ticket_finish_locked(ticket, result);
     kvs_ticket_drop_locked(ticket);
     kvs_unlock(store);

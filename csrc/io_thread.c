@@ -353,6 +353,10 @@ void *kvs_io_thread(void *argument)
         more = end_some(root, &round) || more;
         int64_t timeout_ns = more ? 0 : round.pending_count ? 1000000 : -1;
         int count = root->engine->calls->reap(root->engine, done, BATCH, timeout_ns);
+        if (count < 0) { /* an engine that only fails must not burn a core */
+            struct timespec moment = {0, 1000000};
+            nanosleep(&moment, NULL);
+        }
         for (int i = 0; i < count; i++) {
             completion(root, &round, done[i]);
         }

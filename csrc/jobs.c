@@ -53,12 +53,10 @@ static void *worker(void *argument)
             job = queue_take(&root->jobs, &root->jobs_tail);
         }
         if (job) {
-            root->workers_busy++;
             kvs_unlock(store);
             job->run(root, job->argument);
             free(job);
             kvs_lock(store);
-            root->workers_busy--;
             pthread_cond_broadcast(&store->changed);
         } else if (root->workers_stop) {
             break; /* asked to stop, and nothing is left to do */

@@ -138,6 +138,7 @@ static void root_round_locked(struct kvs_root *root, int64_t now_ns)
 {
     struct kvs_store *store = root->store;
     kvs_expire_locked(root);
+    kvs_leave_again_locked(root);
     times_write_back_locked(root, now_ns, 0);
     if (root->is_owner && !root->warming && !root->rescanning &&
         now_ns - root->rescan_ns >= RESCAN_S * KVS_NS_PER_S) {

@@ -163,7 +163,8 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
              struct kvs_ticket **out);
 /* 1: resident, 0: not (or not known yet). */
 int kvs_contains(struct kvs_cache *cache, const struct kvs_key *key);
-/* Forgets every extent that holds the key. Ticket result: extents dropped. */
+/* Forgets every extent that holds the key. Ticket result: extents dropped, or a negative errno when
+ * a file could not be unlinked: it is not served, but may be found again after a restart. */
 int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ticket **out);
 
 /* ----------------------------------------------------------------------------------- leases */

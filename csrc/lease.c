@@ -18,7 +18,8 @@ static struct kvs_lease *same_locked(struct kvs_store *store, const struct kvs_n
         struct kvs_lease *lease = KVS_ENTRY(at, struct kvs_lease, link);
         if (lease->ns == ns && lease->first == first && lease->end == end &&
             strcmp(lease->owner, owner) == 0 &&
-            (end == 0 || memcmp(&lease->keys[end - 1], &keys[end - 1], KVS_KEY_BYTES) == 0)) {
+            /* All of them: wrapped keys are no chain, the last does not stand for the others. */
+            memcmp(&lease->keys[first], &keys[first], (end - first) * sizeof(*keys)) == 0) {
             return lease;
         }
     }
@@ -133,7 +134,7 @@ int kvs_lease_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t
         lease->holds++;
         lease->retention = retention;
         lease->timeout_ns = timeout_ns;
-        lease->ends_ns = kvs_store_now_ns(store) + timeout_ns;
+        lease->ends_ns = kvs_later(kvs_store_now_ns(store), timeout_ns);
         *out = lease;
     }
     kvs_unlock(store);
@@ -168,7 +169,7 @@ void kvs_lease_expire_locked(struct kvs_store *store, int64_t now_ns)
         struct kvs_lease *lease = KVS_ENTRY(at, struct kvs_lease, link);
         at = at->next;
         if (lease->loads_running > 0) {
-            lease->ends_ns = now_ns + lease->timeout_ns;
+            lease->ends_ns = kvs_later(now_ns, lease->timeout_ns);
         } else if (lease->ends_ns <= now_ns) {
             end_locked(lease);
         }

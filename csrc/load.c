@@ -63,7 +63,7 @@ static void release_layer_locked(struct kvs_load *load, uint32_t layer)
 {
     struct kvs_load_layer_state *state = &load->layers[layer];
     state->released = 1;
-    for (uint32_t i = 0; i < load->span_count; i++) {
+    for (uint32_t i = 0; load->runs && i < load->span_count; i++) {
         struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + i];
         if (run->region) {
             load->held_bytes -= run->region->bytes;
@@ -97,7 +97,6 @@ static void let_spans_go(struct kvs_load *load)
         kvs_extent_unpin_locked(load->store, span->extent);
         span->extent = NULL;
     }
-    kvs_file_trim_locked(load->store);
 }
 
 static void count_load(struct kvs_load *load)
@@ -152,9 +151,8 @@ static void progress_locked(struct kvs_load *load)
     }
 }
 
-void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span)
+void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer)
 {
-    (void)span;
     if (load->state != KVS_LOAD_RUNNING) {
         return;
     }
@@ -191,10 +189,10 @@ static int within_budget(const struct kvs_load *load)
 }
 
 /* While a load waits for room, the running ones read no further ahead than they were promised. */
-uint64_t kvs_load_promised_locked(const struct kvs_load *load)
+uint64_t kvs_load_promised_locked(const struct kvs_store *store, const struct kvs_load *load)
 {
     uint64_t bytes = 0;
-    const struct kvs_link *head = &load->store->loads;
+    const struct kvs_link *head = &store->loads;
     int waiting_seen = 0;
     for (const struct kvs_link *at = head->next; at != head; at = at->next) {
         const struct kvs_load *other = KVS_ENTRY(at, struct kvs_load, link);
@@ -219,7 +217,8 @@ void kvs_load_admit_locked(struct kvs_store *store)
             continue;
         }
         if (!within_budget(load) ||
-            kvs_pool_room_locked(store) < kvs_load_promised_locked(load) + load->reserved_bytes) {
+            kvs_pool_room_locked(store) <
+                kvs_load_promised_locked(store, load) + load->reserved_bytes) {
             return;
         }
         load->state = KVS_LOAD_RUNNING;

@@ -110,7 +110,10 @@ static int block_memory_locked(struct kvs_load *load)
     if (!targets) {
         return -ENOMEM;
     }
-    load->block_memory = kvs_pool_take_locked(load->store, load->blocks * ns->block_bytes);
+    uint64_t bytes = load->blocks * ns->block_bytes;
+    if (kvs_pool_room_locked(load->store) >= kvs_load_promised_locked(load->store, load) + bytes) {
+        load->block_memory = kvs_pool_take_locked(load->store, bytes);
+    }
     if (!load->block_memory) {
         free(targets);
         return -ENOBUFS;
@@ -171,9 +174,8 @@ static void load_start_locked(struct kvs_load *load, struct kvs_lease *lease, in
     load->lease = lease;
     lease->refs++;
     lease->loads_running++;
-    load->sequence = store->load_sequence++;
     load->stats.opened_ns = kvs_store_now_ns(store);
-    load->deadline_ns = load->stats.opened_ns + deadline_ns;
+    load->deadline_ns = kvs_later(load->stats.opened_ns, deadline_ns);
     load->refs++; /* the list's */
     kvs_list_add_last(&store->loads, &load->link);
     kvs_match_locked(store, load->ns, lease->keys, lease->end, &reason);
@@ -205,8 +207,9 @@ int kvs_load_open(struct kvs_lease *lease, const struct kvs_into *into, uint32_t
     kvs_lock(store);
     if (!error) {
         load->reserved_bytes = reserve_of(load, into || (flags & KVS_LOAD_BLOCK));
-        *needed_bytes = load->reserved_bytes / 7 * 8 + KVS_ARENA_UNIT_BYTES;
-        if (load->reserved_bytes > kvs_arena_bytes(store->arena) / 8 * 7) {
+        uint64_t block_bytes = flags & KVS_LOAD_BLOCK ? load->blocks * load->ns->block_bytes : 0;
+        *needed_bytes = (load->reserved_bytes + block_bytes) / 7 * 8 + KVS_ARENA_UNIT_BYTES;
+        if (load->reserved_bytes + block_bytes > kvs_arena_bytes(store->arena) / 8 * 7) {
             error = -E2BIG;
         } else if (flags & KVS_LOAD_BLOCK) {
             error = block_memory_locked(load);

@@ -271,10 +271,11 @@ static struct kvs_extent *holder_locked(struct kvs_store *store, struct kvs_name
 }
 
 /* Every extent that holds the key, also where it is not served under its name; files go at once. */
-static uint64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
-                           const struct kvs_key *key)
+static int64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
+                          const struct kvs_key *key)
 {
-    uint64_t dropped = 0;
+    int64_t dropped = 0;
+    int error = 0;
     kvs_lock(store);
     struct kvs_extent *extent = holder_locked(store, ns, key);
     while (extent) {
@@ -283,19 +284,20 @@ static uint64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
         store->stats.deleted_extents++;
         dropped++;
         kvs_unlock(store);
-        kvs_leave_job(root, extent);
+        int left = kvs_leave(root, extent);
+        error = error ? error : left;
         kvs_lock(store);
         extent = holder_locked(store, ns, key);
     }
     kvs_unlock(store);
-    return dropped;
+    return error ? error : dropped;
 }
 
 struct kvs_delete {
     struct kvs_delete *next; /* in store->deletes, until the scans are over */
     struct kvs_namespace *ns;
     struct kvs_ticket *ticket;
-    uint64_t dropped;
+    int64_t dropped; /* extents, or a negative errno: a file could not be unlinked */
     struct kvs_key key;
 };
 
@@ -319,7 +321,9 @@ static void delete_job(struct kvs_root *root, void *argument)
     int too_early = warming_locked(store);
     kvs_unlock(store);
     walk_step(store, delete->ns, &delete->key);
-    delete->dropped += forget_all(store, delete->ns, &delete->key);
+    int64_t dropped = forget_all(store, delete->ns, &delete->key);
+    delete->dropped = dropped < 0 || delete->dropped < 0 ? (dropped < 0 ? dropped : delete->dropped)
+                                                         : delete->dropped + dropped;
     kvs_lock(store);
     if (too_early) {
         delete->next = store->deletes;
@@ -328,7 +332,7 @@ static void delete_job(struct kvs_root *root, void *argument)
         kvs_unlock(store);
         return;
     }
-    kvs_ticket_finish_locked(delete->ticket, (int64_t)delete->dropped);
+    kvs_ticket_finish_locked(delete->ticket, delete->dropped);
     kvs_ticket_drop_locked(delete->ticket);
     kvs_unlock(store);
     free(delete);

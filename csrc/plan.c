@@ -34,6 +34,12 @@ static struct kvs_transfer *transfer_new(enum kvs_transfer_kind kind, struct kvs
     return transfer;
 }
 
+/* After span_attach said yes, while the lock is held. */
+static struct kvs_file *span_file(const struct kvs_load_span *span)
+{
+    return span->file ? span->file : span->extent->file;
+}
+
 /* ---- through the pool ---- */
 
 static int room_for(const struct kvs_load *load, uint64_t bytes)
@@ -41,7 +47,7 @@ static int room_for(const struct kvs_load *load, uint64_t bytes)
     if (load->held_bytes + bytes <= load->reserved_bytes) {
         return 1;
     }
-    return kvs_pool_room_locked(load->store) >= kvs_load_promised_locked(load) + bytes;
+    return kvs_pool_room_locked(load->store) >= kvs_load_promised_locked(load->store, load) + bytes;
 }
 
 static int covers(const struct kvs_region *region, uint32_t first, uint32_t count)
@@ -78,7 +84,7 @@ static int take_from_ram(struct kvs_load *load, uint32_t layer, uint32_t span,
         load->runs[(size_t)layer * load->span_count + span].region = region;
         load->held_bytes += region->bytes;
         load->stats.ram_bytes += cells * region->cell_bytes;
-        kvs_load_span_done_locked(load, layer, span);
+        kvs_load_span_done_locked(load, layer);
         return 0;
     }
     struct kvs_transfer *copy = calloc(1, sizeof(*copy));
@@ -121,7 +127,7 @@ static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_n
     struct kvs_store *store = load->store;
     struct kvs_load_span *span = &load->spans[span_number];
     uint64_t cell = load->ns->cell_bytes[layer];
-    uint64_t start = span->file->region_offsets[layer] + span->position * cell;
+    uint64_t start = span_file(span)->region_offsets[layer] + span->position * cell;
     uint64_t first = start / ALIGN * ALIGN;
     uint64_t bytes = (start + count * cell + ALIGN - 1) / ALIGN * ALIGN - first;
     if (!room_for(load, bytes)) {
@@ -138,7 +144,7 @@ static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_n
     region->count = (uint8_t)count;
     region->state = KVS_REGION_READING;
     struct kvs_transfer *read =
-        transfer_new(KVS_TRANSFER_REGION, span->file, first, region->memory, bytes);
+        transfer_new(KVS_TRANSFER_REGION, span_file(span), first, region->memory, bytes);
     if (!read || waiter_add(region, load, layer, span_number) < 0) {
         if (read) {
             kvs_file_drop_locked(store, read->file);
@@ -174,7 +180,7 @@ int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span_
     struct kvs_region *region = extent->regions ? extent->regions[layer] : NULL;
     int reread = load->runs[(size_t)layer * load->span_count + span_number].reread;
     if (count == 0) {
-        kvs_load_span_done_locked(load, layer, span_number);
+        kvs_load_span_done_locked(load, layer);
         return 0;
     }
     if (!reread && covers(region, span->position, count)) {
@@ -227,7 +233,7 @@ static int direct_aligned(const struct kvs_load *load, uint32_t layer,
     for (uint32_t at = 0; at < count;) {
         uint8_t *memory;
         uint32_t length = direct_run(load, layer, local + at, count - at, &memory);
-        uint64_t offset = span->file->region_offsets[layer] + (span->position + at) * cell;
+        uint64_t offset = span_file(span)->region_offsets[layer] + (span->position + at) * cell;
         if (length && ((offset | length * cell | (uintptr_t)memory) & (ALIGN - 1))) {
             return 0;
         }
@@ -241,9 +247,9 @@ static int direct_add(struct kvs_load *load, uint32_t layer, uint32_t span_numbe
 {
     struct kvs_load_span *span = &load->spans[span_number];
     uint64_t cell = load->ns->cell_bytes[layer];
-    uint64_t offset = span->file->region_offsets[layer] + (span->position + at) * cell;
+    uint64_t offset = span_file(span)->region_offsets[layer] + (span->position + at) * cell;
     struct kvs_transfer *read =
-        transfer_new(KVS_TRANSFER_DIRECT, span->file, offset, memory, length * cell);
+        transfer_new(KVS_TRANSFER_DIRECT, span_file(span), offset, memory, length * cell);
     if (!read) {
         return -ENOMEM;
     }
@@ -283,16 +289,19 @@ int kvs_plan_direct_locked(struct kvs_load *load, uint32_t layer, uint32_t span_
         at += length ? length : 1;
     }
     if (run->direct_pending == 0) {
-        kvs_load_span_done_locked(load, layer, span_number); /* no block of it was wanted */
+        kvs_load_span_done_locked(load, layer); /* no block of it was wanted */
     }
     return 0;
 }
 
 /* ---- the order ---- */
 
-/* The span's open file with the very keys that were asked for. 1: yes; 0: not yet, or failed. */
+/* The span's open file with the very keys that were asked for. 1: yes, or failed; 0: not yet.
+ * Holding it spares an open per layer. A load with more extents than the cache has places reads the
+ * rest through files that come and go: it gets slower, never stuck. */
 static int span_attach(struct kvs_load *load, struct kvs_load_span *span)
 {
+    struct kvs_store *store = load->store;
     struct kvs_extent *extent = span->extent;
     enum kvs_reason reason = extent->open_reason;
     if (span->file || span->failed) {
@@ -302,12 +311,14 @@ static int span_attach(struct kvs_load *load, struct kvs_load_span *span)
         const struct kvs_file *file = extent->file;
         const struct kvs_key *keys = &load->lease->keys[span->first_block];
         if (memcmp(&file->keys[span->position], keys, span->count * sizeof(*keys)) == 0) {
-            span->file = kvs_file_hold_locked(load->store, extent);
+            if (store->file_count <= store->file_max / 2) {
+                span->file = kvs_file_hold_locked(store, extent);
+            }
             return 1;
         }
         reason = KVS_REASON_FOREIGN; /* two keys with one tag */
     } else if (extent->opening || (!reason && extent->state == KVS_EXTENT_LIVE)) {
-        kvs_file_want_locked(load->store, extent);
+        kvs_file_want_locked(store, extent);
         return 0;
     }
     span->failed = 1;
@@ -331,7 +342,7 @@ static int plan_one(struct kvs_root *root, struct kvs_load *load)
         }
         int error = load->ns->cell_bytes[layer] == 0 ? 0 : kvs_plan_direct_locked(load, layer, i);
         if (load->ns->cell_bytes[layer] == 0) {
-            kvs_load_span_done_locked(load, layer, i);
+            kvs_load_span_done_locked(load, layer);
         } else if (error == -ENOTSUP) {
             error = kvs_plan_region_locked(load, layer, i);
         }

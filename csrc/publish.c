@@ -146,6 +146,16 @@ static void adopted_replace_locked(struct kvs_root *root, struct kvs_extent *our
     kvs_extent_forget_locked(store, adopted, KVS_REASON_NONE);
 }
 
+/* From now on a flush has to sync the name's directory. */
+static void name_owed_locked(struct kvs_root *root, struct kvs_namespace *ns,
+                             const struct kvs_key *key)
+{
+    char path[KVS_PATH_BYTES];
+    uint32_t bucket;
+    kvs_bucket_of(ns, key, path, &bucket);
+    ns->bucket_dirty[root->number][bucket / 8] |= (uint8_t)(1u << (bucket % 8));
+}
+
 static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent *made,
                              uint32_t named, const struct kvs_fs_stat *stat)
 {
@@ -158,7 +168,6 @@ static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent
     extent->named = (uint8_t)named;
     extent->name = writer->keys[made->first + named];
     extent->class_number = writer->class_number;
-    extent->scanned = 1;
     if (!(writer->flags & KVS_WRITER_SINGLE)) {
         extent->start = made->first;
     }
@@ -168,11 +177,14 @@ static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent
     kvs_room_refund_locked(root, made->charged_bytes);
     made->charged_bytes = 0;
     made->state = KVS_MADE_PUBLISHED;
+    name_owed_locked(root, writer->ns, &extent->name);
     adopted_replace_locked(root, extent);
     writer->stats.extents++;
     store->stats.published_extents++;
     if (kvs_extent_publish_locked(store, extent) < 0) {
-        extent->state = KVS_EXTENT_GONE; /* on disk, not in the index: found by name or rescan */
+        /* On disk, not in the index: found by name or rescan, and charged then. */
+        extent->state = KVS_EXTENT_GONE;
+        kvs_room_refund_locked(root, extent->physical_bytes);
     }
 }
 

@@ -32,7 +32,8 @@ static struct kvs_region *stage_open_locked(struct kvs_writer *writer,
 {
     struct kvs_store *store = writer->store;
     uint64_t bytes = region_bytes(writer, layer, made->count_max);
-    if (store->staging_bytes + bytes > kvs_arena_bytes(store->arena) / 2) {
+    if (store->staging_bytes + bytes > kvs_arena_bytes(store->arena) / 2 ||
+        kvs_pool_room_locked(store) < kvs_load_promised_locked(store, NULL) + bytes) {
         return NULL;
     }
     struct kvs_region *region = kvs_region_open_locked(store, bytes);
@@ -185,6 +186,7 @@ void *kvs_copier_thread(void *argument)
         uint64_t dropped = put_run(put);
         kvs_lock(store);
         put->writer->puts_pending--;
+        store->put_count--;
         kvs_ticket_finish_locked(put->ticket, (int64_t)dropped);
         kvs_ticket_drop_locked(put->ticket);
         kvs_writer_progress_locked(put->writer);

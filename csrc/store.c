@@ -147,7 +147,6 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
     store->class_count = options->class_count;
     store->default_class = options->default_class;
     store->min_age_s = options->min_age_s < 0 ? 60 : options->min_age_s;
-    store->manual_ticks = options->manual_ticks;
     memcpy(store->classes, options->classes, options->class_count * sizeof(store->classes[0]));
     store->clock = options->clock ? options->clock : &real_clock;
     store->opened_boot_ns = kvs_store_now_ns(store);
@@ -258,12 +257,12 @@ static void finish_commits_locked(struct kvs_store *store)
     while (!kvs_list_empty(&store->writers) && error != ETIMEDOUT) {
         error = pthread_cond_timedwait(&store->changed, &store->lock, &until);
     }
-    while (!kvs_list_empty(&store->writers)) {
-        struct kvs_writer *writer = KVS_ENTRY(store->writers.next, struct kvs_writer, link);
-        if (writer->publishing) {
-            break; /* its job runs before the workers leave */
+    for (struct kvs_link *at = store->writers.next; at != &store->writers;) {
+        struct kvs_writer *writer = KVS_ENTRY(at, struct kvs_writer, link);
+        at = at->next;
+        if (!writer->publishing) { /* else its job runs before the workers leave */
+            kvs_writer_end_locked(writer);
         }
-        kvs_writer_end_locked(writer);
     }
 }
 
@@ -272,14 +271,12 @@ static void ram_drop_all_locked(struct kvs_store *store)
     while (!kvs_list_empty(&store->cached)) {
         kvs_region_detach_locked(store, KVS_ENTRY(store->cached.prev, struct kvs_region, lru));
     }
-    while (!kvs_list_empty(&store->files)) {
-        struct kvs_file *file = KVS_ENTRY(store->files.next, struct kvs_file, lru);
-        if (!file->extent) {
-            break; /* still in a transfer: closed when that ends */
+    for (struct kvs_link *at = store->files.next; at != &store->files;) {
+        struct kvs_file *file = KVS_ENTRY(at, struct kvs_file, lru);
+        at = at->next;
+        if (file->extent) { /* else a transfer has it, and closes it when it ends */
+            kvs_file_release_locked(store, file->extent);
         }
-        kvs_list_remove(&file->lru);
-        kvs_list_add_last(&store->files, &file->lru);
-        kvs_file_release_locked(store, file->extent);
     }
 }
 
@@ -310,6 +307,9 @@ void kvs_close(struct kvs_store *store)
     }
     kvs_times_flush_all(store);
     kvs_lock(store);
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        kvs_leave_again_locked(&store->roots[i]);
+    }
     ram_drop_all_locked(store);
     kvs_unlock(store);
     for (uint32_t i = 0; i < store->root_count; i++) {

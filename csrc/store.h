@@ -30,6 +30,11 @@ int kvs_store_check(const struct kvs_store *store); /* 0, -ESHUTDOWN or -ECHILD 
 int64_t kvs_store_now_ns(struct kvs_store *store);
 /* Wall seconds that advance by the boot clock only: a stepped clock cannot expire a cache. */
 int64_t kvs_store_now_s(struct kvs_store *store);
+/* now + timeout, also for time-outs that mean "never". */
+static inline int64_t kvs_later(int64_t now_ns, int64_t timeout_ns)
+{
+    return timeout_ns > INT64_MAX - now_ns ? INT64_MAX : now_ns + timeout_ns;
+}
 static inline void kvs_lock(struct kvs_store *store)
 {
     pthread_mutex_lock(&store->lock);
@@ -122,9 +127,11 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
                               const struct kvs_extent_header *header, struct kvs_file **out);
 /* Closes a file that no extent holds; file workers only. */
 void kvs_file_discard(struct kvs_file *file);
-void kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
-                            struct kvs_file *file);
-void kvs_file_trim_locked(struct kvs_store *store);
+/* 0, or -ESTALE: the caller discards the file. */
+int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
+                           struct kvs_file *file);
+/* Closes files beyond the cache's limit; file workers only. */
+void kvs_files_trim(struct kvs_store *store);
 
 /* ---- root.c and jobs.c ---- */
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
@@ -168,7 +175,7 @@ void kvs_lease_drop_locked(struct kvs_lease *lease);
 void kvs_load_hold_locked(struct kvs_load *load);
 void kvs_load_drop_locked(struct kvs_load *load);
 void kvs_load_end_locked(struct kvs_load *load, enum kvs_reason reason);
-void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
+void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer);
 /* Blocks from `block` (absolute) on are bad in `layer` and all later ones. */
 void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
                          enum kvs_reason reason);
@@ -176,7 +183,7 @@ void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);
 /* Pool bytes that others than `load` may count on: running loads, and the next to be admitted. */
-uint64_t kvs_load_promised_locked(const struct kvs_load *load);
+uint64_t kvs_load_promised_locked(const struct kvs_store *store, const struct kvs_load *load);
 void kvs_load_spans_locked(struct kvs_load *load);
 /* Turns the next spans into transfers, as many as the device can be given now. */
 void kvs_plan_reads_locked(struct kvs_root *root);
@@ -224,10 +231,13 @@ void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
 void kvs_expire_locked(struct kvs_root *root);
 
 /* ---- leave.c ---- */
-/* Forgets a live extent. A kvs_leave_job must follow; if it cannot be queued, the file stays until
+/* Forgets a live extent. kvs_leave must follow; if it cannot be queued, the file stays until
  * somebody needs its name. */
 void kvs_leave_locked(struct kvs_store *store, struct kvs_extent *extent, enum kvs_reason reason);
-/* Unlinks or moves the file, gives its bytes back, drops the pin of kvs_leave_locked. */
+/* Unlinks or moves the file, gives its bytes back, drops the pin of kvs_leave_locked. On an error
+ * it stays charged and pinned, and kvs_leave_again_locked has it tried again. */
+int kvs_leave(struct kvs_root *root, struct kvs_extent *extent);
+void kvs_leave_again_locked(struct kvs_root *root);
 void kvs_leave_job(struct kvs_root *root, void *extent);
 /* File workers: afterwards no forgotten extent has its file under this name. */
 void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,

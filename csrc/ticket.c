@@ -93,7 +93,7 @@ void kvs_ticket_close(struct kvs_ticket *ticket)
     kvs_store_drop(store);
 }
 
-static void timeout_to_realtime(int64_t timeout_ns, struct timespec *out)
+static void deadline_of(int64_t timeout_ns, struct timespec *out)
 {
     clock_gettime(CLOCK_MONOTONIC, out);
     int64_t ns = out->tv_nsec + timeout_ns % KVS_NS_PER_S;
@@ -106,7 +106,7 @@ int kvs_ticket_wait(struct kvs_ticket *ticket, int64_t timeout_ns)
     struct kvs_store *store = ticket->store;
     struct timespec until;
     if (timeout_ns >= 0) {
-        timeout_to_realtime(timeout_ns, &until);
+        deadline_of(timeout_ns, &until);
     }
     int error = kvs_store_check(store) == -ECHILD ? -ECHILD : 0;
     if (error) {

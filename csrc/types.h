@@ -30,7 +30,6 @@ enum {
 struct kvs_ticket {
     struct kvs_store *store; /* held */
     struct kvs_queue *queue;
-    struct kvs_ticket *next_in_queue;
     uint64_t token;
     int64_t result;
     int refs;
@@ -95,14 +94,14 @@ struct kvs_extent {
     uint8_t state, class_number, block_count, named;
     uint8_t opening;
     uint8_t leaving; /* enum kvs_leaving */
-    uint8_t scanned;
+    uint8_t leave_failed;
     uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
     uint64_t tags[]; /* [block_count], see kvs_tag() */
 };
 
 /* An open extent file with its verified header. Shared by loads, kept by the fd cache. */
 struct kvs_file {
-    struct kvs_link lru; /* store->files, first = most recent; out of it while its extent is gone */
+    struct kvs_link lru; /* store->files, first = most recent */
     struct kvs_extent *extent; /* NULL once the extent let go of it */
     struct kvs_root *root;
     int fd;
@@ -186,7 +185,7 @@ struct kvs_root {
     char path[1024];
     uint8_t uuid[16];
     int fd, lock_fd; /* lock_fd -1: not the owner */
-    int is_owner, warming, reserve_hit;
+    int is_owner, warming;
     struct kvs_io_engine *engine;
     char engine_why[160];
     int register_error;
@@ -203,7 +202,7 @@ struct kvs_root {
     struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
     /* file workers */
     pthread_t workers[KVS_FILE_WORKERS];
-    uint32_t worker_count, workers_busy;
+    uint32_t worker_count;
     int workers_stop;
     struct kvs_job *jobs, **jobs_tail, *urgent_jobs, **urgent_tail;
     pthread_cond_t job_ready;
@@ -281,11 +280,9 @@ struct kvs_load {
     uint64_t tried_round[KVS_ROOTS_MAX];
     uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
     uint64_t first, blocks; /* of the lease */
-    uint64_t good;
-    uint8_t good_reason, state, closed;
+    uint8_t state;
     int64_t deadline_ns; /* boot clock */
     uint64_t held_bytes, reserved_bytes;
-    uint64_t sequence;
     uint32_t memory_users;
     struct kvs_ticket *drained;
     struct kvs_into into; /* own copies; targets NULL: pool */
@@ -329,11 +326,11 @@ struct kvs_writer {
     struct kvs_namespace *ns;
     struct kvs_key *keys; /* [count] */
     struct kvs_key *extras; /* [count] digests, or NULL */
-    uint64_t start, count, key_room;
+    uint64_t start, count;
     uint32_t flags, refs, puts_pending;
     uint8_t state, class_number, publishing;
     struct kvs_writer_extent **made;
-    uint32_t made_count, made_room;
+    uint32_t made_count;
     struct kvs_ticket *commit; /* held */
     struct kvs_writer_stats stats;
 };
@@ -369,7 +366,6 @@ struct kvs_store {
     struct kvs_class classes[KVS_CLASSES_MAX];
     uint32_t class_count, default_class;
     int64_t min_age_s;
-    uint32_t manual_ticks;
     struct kvs_namespace **namespaces;
     uint32_t namespace_count;
     struct kvs_index *index;
@@ -384,9 +380,11 @@ struct kvs_store {
     uint32_t file_count, file_max;
     struct kvs_link queues, leases, loads, writers;
     uint32_t lease_count;
-    uint64_t load_sequence, reserved_total;
+    uint64_t reserved_total;
     pthread_t copier, keeper;
     int copier_running, keeper_running;
+    int flushing;
+    uint32_t put_count;
     struct kvs_put *puts, **puts_tail;
     pthread_cond_t put_ready, keeper_wake;
     uint32_t writes_in_flight; /* transfers of kind WRITE queued or running */

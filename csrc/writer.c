@@ -17,6 +17,8 @@
 
 #include "store.h"
 
+enum { PUTS_MAX = 1 << 16 }; /* waiting for the copier, in a store */
+
 void kvs_writer_hold_locked(struct kvs_writer *writer)
 {
     writer->refs++;
@@ -263,9 +265,11 @@ int kvs_writer_put(struct kvs_writer *writer, uint32_t layer, uint64_t first, ui
     kvs_lock(store);
     if (store->closing || writer->state != KVS_WRITER_OPEN) {
         error = store->closing ? -ESHUTDOWN : -EBUSY;
-    } else if (layer >= writer->ns->layer_count || first < writer->start ||
-               first + count > writer->count) {
+    } else if (layer >= writer->ns->layer_count || first < writer->start || count > writer->count ||
+               first > writer->count - count) {
         error = -EINVAL;
+    } else if (store->put_count >= PUTS_MAX) {
+        error = -EAGAIN; /* the caller does not wait for handles: bounded all the same */
     } else {
         put->writer = writer;
         put->ticket = ticket;
@@ -274,6 +278,7 @@ int kvs_writer_put(struct kvs_writer *writer, uint32_t layer, uint64_t first, ui
         put->count = count;
         memcpy(put->sources, sources, writer->ns->part_counts[layer] * sizeof(*sources));
         writer->puts_pending++;
+        store->put_count++;
         kvs_writer_hold_locked(writer);
         *store->puts_tail = put;
         store->puts_tail = &put->next;
@@ -367,19 +372,21 @@ void kvs_writer_end_locked(struct kvs_writer *writer)
         return;
     }
     struct kvs_store *store = writer->store;
-    uint64_t end = writer->start;
     writer->state = KVS_WRITER_DONE;
     for (uint32_t i = 0; i < writer->made_count; i++) {
-        if (writer->made[i]->state != KVS_MADE_PUBLISHED) {
-            kvs_made_drop_locked(writer, writer->made[i]);
+        struct kvs_writer_extent *made = writer->made[i];
+        if (made->state == KVS_MADE_PUBLISHED) {
+            /* A writer that is kept after its commit must not keep its extents from eviction. */
+            kvs_extent_unpin_locked(store, made->extent);
+            made->extent = NULL;
+        } else {
+            kvs_made_drop_locked(writer, made);
         }
     }
     enum kvs_reason why;
-    uint64_t resident = kvs_match_locked(store, writer->ns, writer->keys, writer->count, &why);
-    if (writer->flags & KVS_WRITER_SINGLE || resident >= writer->start) {
-        end = resident;
-    }
-    kvs_ticket_finish_locked(writer->commit, (int64_t)(end - writer->start));
+    uint64_t resident = kvs_match_locked(store, writer->ns, writer->keys + writer->start,
+                                         writer->count - writer->start, &why);
+    kvs_ticket_finish_locked(writer->commit, (int64_t)resident);
     kvs_list_remove(&writer->link);
     kvs_writer_drop_locked(writer);
 }

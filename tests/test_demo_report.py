@@ -230,6 +230,13 @@ def test_tmpfs_and_too_little_space_are_refused_with_advice() -> None:
     place.refuse_unless_suitable(a_place("xfs", 2 * 10**9), need_bytes=2 * 10**9)
 
 
+def test_looking_at_a_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    here = place.inspect(tmp_path / "not" / "there")
+    assert here.path == tmp_path.resolve() / "not" / "there"
+    assert here.free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_pages_in_the_page_cache_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "cached"
     path.write_bytes(b"x" * 10_000)

@@ -87,6 +87,7 @@ def _show(here: place.Place, options: argparse.Namespace) -> int:
     from kvstore_demo import checks, children, report, story
 
     console = Console(soft_wrap=False)
+    here.path.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="run-", dir=here.path))
     stage = story.Stage(
         console=console,

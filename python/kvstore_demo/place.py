@@ -41,10 +41,9 @@ def file_system_of(path: Path, mountinfo: str) -> str:
 
 
 def inspect(directory: Path) -> Place:
-    """Make `directory` and say what it lies on."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Say what `directory` lies on, or would lie on: it need not exist and is not made."""
     path = directory.resolve()
-    room = os.statvfs(path)
+    room = os.statvfs(next(above for above in (path, *path.parents) if above.exists()))
     return Place(
         path=path,
         file_system=file_system_of(path, Path("/proc/self/mountinfo").read_text()),

@@ -26,7 +26,7 @@ def one_line(run: Prefill) -> str:
     """A prefill in one sentence, for the moment when its phase ends."""
     return (
         f"{run.used_tokens:,} reused, {run.computed_tokens:,} computed, "
-        f"first token {run.ttft_s:.2f} s"
+        f"first token {run.ttft_s:.1f} s"
     )
 
 

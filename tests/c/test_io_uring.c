@@ -1,8 +1,9 @@
 /*
- * test_io_uring.c: what only the io_uring engine has: refusals by the system, and bounded retries.
+ * test_io_uring.c: what only the io_uring engine has: refusals by the system, bounded retries, and
+ * fixed buffers, which are used exactly where memory is registered.
  *
- * Includes the engine's source, with the shim, so that it can forge completions: no kernel answers
- * -EAGAIN on demand. Build: gcc -std=gnu11 -Icsrc -pthread tests/c/test_io_uring.c
+ * Includes the engine's source, with the shim, so that it can forge completions (no kernel answers
+ * -EAGAIN on demand) and see each request as the kernel gets it. Build: gcc -std=gnu11 -Icsrc -pthread tests/c/test_io_uring.c
  */
 #define _GNU_SOURCE 1
 /* A second copy of the engine is compiled into this program: under names of its own. */
@@ -35,6 +36,18 @@ static int old_kernel_init(unsigned entries, struct io_uring *ring, struct io_ur
     return io_uring_queue_init_params(entries, ring, params);
 }
 
+/* The request last queued, the poll on wake_fd aside: the engine sets a request's data last. */
+static struct io_uring_sqe last_queued;
+
+static void recording_set_data64(struct io_uring_sqe *sqe, uint64_t data)
+{
+    io_uring_sqe_set_data64(sqe, data);
+    if (sqe->opcode != IORING_OP_POLL_ADD) {
+        last_queued = *sqe;
+    }
+}
+
+#define io_uring_sqe_set_data64 recording_set_data64
 #define io_uring_peek_batch_cqe forging_peek
 #define io_uring_queue_init_params old_kernel_init
 #undef KVS_URING_STATIC
@@ -44,12 +57,13 @@ static int old_kernel_init(unsigned entries, struct io_uring *ring, struct io_ur
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-enum { DEPTH = 8 };
+enum { DEPTH = 8, WINDOW = 2 << 20 };
 
 /* Runs check in a child process, because what it changes cannot be undone. */
 static void in_child(void (*check)(const struct test_file *), const struct test_file *file)
@@ -175,6 +189,72 @@ static void check_old_kernels(const struct test_file *file)
     close(fd);
 }
 
+/* `bytes` of addresses that all show the same WINDOW bytes of memory: a gigabyte can be registered
+ * without having one. */
+static char *windows_map(uint64_t bytes)
+{
+    int fd = memfd_create("windows", MFD_CLOEXEC);
+    CHECK(fd >= 0);
+    CHECK_EQ(ftruncate(fd, WINDOW), 0);
+    char *base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(base != MAP_FAILED);
+    for (uint64_t at = 0; at < bytes; at += WINDOW) {
+        CHECK(mmap(base + at, WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+              base + at);
+    }
+    close(fd);
+    return base;
+}
+
+/* Reads and writes through the buffer; both must use that registered piece, or none (-1). */
+static void check_opcodes(struct kvs_io_engine *engine, int fd, char *buffer, uint32_t bytes,
+                          int piece)
+{
+    memset(buffer, 0, bytes);
+    CHECK_EQ(run_one(engine, op_of(KVS_IO_READ, fd, buffer, 8192, bytes)), bytes);
+    check_bytes(buffer, 8192, bytes);
+    CHECK_EQ(last_queued.opcode, piece < 0 ? IORING_OP_READ : IORING_OP_READ_FIXED);
+    CHECK_EQ(last_queued.buf_index, piece < 0 ? 0 : piece);
+    CHECK_EQ(last_queued.addr, (uintptr_t)buffer);
+    CHECK_EQ(last_queued.len, bytes);
+    CHECK_EQ(run_one(engine, op_of(KVS_IO_WRITE, fd, buffer, 8192, bytes)), bytes);
+    CHECK_EQ(last_queued.opcode, piece < 0 ? IORING_OP_WRITE : IORING_OP_WRITE_FIXED);
+    CHECK_EQ(last_queued.buf_index, piece < 0 ? 0 : piece);
+}
+
+static void check_fixed_buffers(const struct test_file *file)
+{
+    struct kvs_io_engine *engine;
+    int result = kvs_io_uring_open(DEPTH, &engine);
+    if (result < 0) {
+        printf("SKIP fixed buffers: the probe says %s\n", strerror(-result));
+        return;
+    }
+    const uint64_t edge = PIECE_BYTES, registered = edge + WINDOW;
+    char *outside = windows_map(registered + 2 * WINDOW);
+    char *base = outside + WINDOW;
+    result = engine->calls->register_memory(engine, base, registered);
+    if (result == -ENOMEM) {
+        printf("SKIP fixed buffers: the limit on locked memory is below 1 GiB\n");
+    } else {
+        CHECK_EQ(result, 0);
+        int fd = open(file->path, O_RDWR | O_CLOEXEC);
+        check_opcodes(engine, fd, base, 65536, 0);
+        check_opcodes(engine, fd, base + edge - 65536, 65536, 0); /* up to the last byte */
+        check_opcodes(engine, fd, base + edge, 65536, 1);
+        check_opcodes(engine, fd, base + registered - 4096, 4096, 1);
+        check_opcodes(engine, fd, base + edge - 4096, 8192, -1); /* lies in two pieces */
+        check_opcodes(engine, fd, base - 4096, 4096, -1);
+        check_opcodes(engine, fd, base - 4096, 8192, -1); /* begins before */
+        check_opcodes(engine, fd, base + registered - 4096, 8192, -1);
+        check_opcodes(engine, fd, base + registered, 4096, -1);
+        close(fd);
+        printf("ok fixed buffers\n");
+    }
+    engine->calls->close(engine);
+    munmap(outside, registered + 2 * WINDOW);
+}
+
 int main(void)
 {
     struct test_file file;
@@ -182,6 +262,7 @@ int main(void)
     in_child(check_seccomp_refusal, &file);
     in_child(check_memlock_refusal, &file);
     check_retries(&file);
+    check_fixed_buffers(&file);
     check_old_kernels(&file);
     test_file_remove(&file);
     puts("PASS");

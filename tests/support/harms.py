@@ -107,10 +107,14 @@ def a_fifo(path: Path, other: Path) -> None:
 
 def a_socket(path: Path, other: Path) -> None:
     path.unlink()
-    near = path.parent / "s"  # the name is too long to bind
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(os.path.relpath(near))
-    near.rename(path)
+    before = os.getcwd()
+    os.chdir(path.parent)  # from anywhere else the name is too long to bind
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind("s")
+        os.rename("s", path.name)
+    finally:
+        os.chdir(before)
 
 
 def a_link_to_the_file(path: Path, other: Path) -> None:

@@ -163,7 +163,7 @@ def physical_bytes(root: Path) -> int:
     nameless = _nameless(root)
     names = extent_files(root)
     by_inode = {}
-    for path in (*names, *nameless):
+    for path in (*map(str, names), *nameless):
         try:
             stat = os.stat(path)
         except OSError:
