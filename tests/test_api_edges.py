@@ -242,10 +242,11 @@ def test_a_get_the_pool_has_no_room_for_is_a_miss(tmp_path: Path) -> None:
 
 def test_a_get_that_can_never_fit_the_pool_names_the_size(tmp_path: Path) -> None:
     with opened(tmp_path, pool="8MiB") as store:
-        large = kvstore.Layout(parts_by_layer=((("all", 16 << 20),),), model="large")
-        with pytest.raises(PoolTooSmall) as caught:
-            store.cache(large).get_blocking(bytes(KEY_BYTES))
-        assert caught.value.needed > 16 << 20
+        for parts in ((16 << 20,), (1 << 20,) * 16):  # one cell is too large; all together are
+            large = kvstore.Layout(parts_by_layer=tuple((("a", n),) for n in parts), model="large")
+            with pytest.raises(PoolTooSmall) as caught:
+                store.cache(large).get_blocking(bytes(KEY_BYTES))
+            assert caught.value.needed > 16 << 20
 
 
 def test_a_path_may_be_bytes(tmp_path: Path) -> None:
