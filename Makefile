@@ -91,7 +91,7 @@ test-sanitizers: setup
 
 # liburing is not instrumented, so this one uses the shim.
 test-threads: setup
-	@$(SUBMAKE) -f $(PROGRAMS) VARIANT=thread URING=shim run-stress
+	@$(SUBMAKE) -f $(PROGRAMS) VARIANT=thread URING=shim run-threads
 
 test-user: setup
 	@tools/test_user.sh $(PY)

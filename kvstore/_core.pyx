@@ -302,7 +302,7 @@ cdef class Ticket(Handle):
         """The result, or None while pending."""
         cdef int64_t result = 0
         self.check_process()
-        if not kvs_ticket_done(self.handle, &result):
+        if self.handle is NULL or not kvs_ticket_done(self.handle, &result):  # NULL: not begun
             return None
         _kept.pop(id(self), None)
         return result
@@ -363,6 +363,7 @@ cdef class Queue(Handle):
 # ------------------------------------------------------------------------------------- the store
 
 
+@cython.no_gc_clear  # a store that was never closed hands on what it uses when it is freed
 cdef class Store(Handle):
     cdef kvs_store *handle
     cdef tuple testing  # clock, files and engines must outlive the store
@@ -404,6 +405,10 @@ cdef class Store(Handle):
         with nogil:
             code = kvs_open(&options, &handle, message, MESSAGE_BYTES)
         if code < 0:
+            # Some engines were closed and some not reached; which cannot be told. None is touched
+            # again, and what the others use stays.
+            Py_INCREF(self.testing)
+            self.forget_engines()
             raise OpenError(message.decode(errors="replace") or os.strerror(-code))
         self.handle = handle
 
@@ -430,10 +435,14 @@ cdef class Store(Handle):
             return
         with nogil:
             kvs_close(handle)
+        self.forget_engines()  # the store closed them
+        sweep()
+
+    cdef int forget_engines(self) except -1:
         for engine in self.testing[2]:
             if engine is not None:
-                (<FaultEngine>engine).handle = NULL  # the store closed it
-        sweep()
+                (<FaultEngine>engine).handle = NULL
+        return 0
 
     def tick(self):
         check(kvs_tick(self.open_handle()), "tick")
@@ -595,12 +604,14 @@ cdef class Lease(Handle):
 cdef class Load(Handle):
     cdef kvs_load *handle
     cdef readonly Cache cache
+    cdef readonly Ticket drained  # no read or copy can write caller memory any more
 
     def __init__(self, Lease lease not None, *, bytes targets, uint32_t page_tokens, bytes table,
-                 uint32_t flags, int64_t deadline_ns):
+                 object owners, uint32_t flags, int64_t deadline_ns):
         """targets: (address, page stride) as uint64 per part, or None for the pool.
 
-        With targets the caller passes their memory to `keep`, with the ticket of `drained`.
+        owners: what holds the memory of the targets. It is kept before the load starts: once it
+        runs, nothing may come between (Ctrl-C) that could free that memory.
         """
         cdef kvs_into into
         cdef uint64_t needed = 0
@@ -614,11 +625,18 @@ cdef class Load(Handle):
         if table is not None:
             into.table = <const int32_t *>PyBytes_AS_STRING(table)
             into.table_entries = <uint64_t>len(table) // 4
+        cdef Ticket drained = Ticket.__new__(Ticket)
+        if targets is not None:
+            _kept[id(drained)] = (drained, owners)
         cdef int code = kvs_load_open(lease.handle, NULL if targets is None else &into, flags,
                                       deadline_ns, &needed, &self.handle)
+        if code < 0:
+            _kept.pop(id(drained), None)
         if code == -E2BIG:
             raise PoolTooSmall(needed)
         check(code, "load")
+        drained.handle = kvs_load_drained(self.handle)
+        self.drained = drained
         self.cache = lease.cache
 
     def __dealloc__(self):
@@ -636,9 +654,6 @@ cdef class Load(Handle):
 
     def layer_ticket(self, uint32_t layer):
         return ticket_of(kvs_load_layer_ticket(self.open_handle(), layer))
-
-    def drained(self):
-        return ticket_of(kvs_load_drained(self.open_handle()))
 
     def layer(self, uint32_t layer):
         """(good leading blocks, reason or None, spans, boot ns when ready); None: not ready."""
@@ -691,6 +706,7 @@ cdef class Load(Handle):
 cdef class Writer(Handle):
     cdef kvs_writer *handle
     cdef readonly Cache cache
+    cdef readonly bint committed
 
     def __init__(self, Cache cache not None, bytes keys not None, uint64_t start, int retention,
                  uint32_t flags, bytes extras):
@@ -705,8 +721,10 @@ cdef class Writer(Handle):
 
     cdef kvs_writer *open_handle(self) except NULL:
         if self.handle is NULL:
-            raise ValueError("the writer is closed: it was committed or aborted")
+            raise ValueError("the writer is closed: it was aborted")
         self.cache.store.open_handle()
+        if self.committed:
+            raise ValueError("the writer was committed already")
         return self.handle
 
     def extend(self, bytes keys not None, bytes extras):
@@ -723,9 +741,13 @@ cdef class Writer(Handle):
         return ticket
 
     def commit(self):
-        cdef kvs_ticket *ticket = NULL
-        check(kvs_writer_commit(self.open_handle(), &ticket), "commit")
-        return ticket_of(ticket)
+        """The writer lives until the ticket is done, whoever still refers to it."""
+        cdef kvs_ticket *handle = NULL
+        check(kvs_writer_commit(self.open_handle(), &handle), "commit")
+        self.committed = True
+        cdef Ticket ticket = ticket_of(handle)
+        keep(ticket, self)
+        return ticket
 
     def stats(self):
         cdef kvs_writer_stats_struct numbers
@@ -753,14 +775,14 @@ cdef const kvs_key *extras_at(bytes extras, bytes keys) except? NULL:
 # ---------------------------------------------------------- faces of csrc/testing, for testing.py
 
 
-cdef class VirtualClock:
+cdef class VirtualClock(Handle):
     cdef kvs_virtual_clock *handle
 
     def __cinit__(self, int64_t wall_s):
         check(kvs_virtual_clock_open(wall_s, &self.handle), "opening a clock")
 
     def __dealloc__(self):
-        if self.handle is not NULL:
+        if self.handle is not NULL and self.mine():
             kvs_virtual_clock_close(self.handle)
 
     def now_ns(self):
@@ -774,8 +796,9 @@ cdef class VirtualClock:
         kvs_virtual_clock_step_wall(self.handle, seconds)
 
 
-cdef class FaultEngine:
-    """Belongs to the store it was given to, and ends with it."""
+@cython.no_gc_clear  # its clock must not go before it
+cdef class FaultEngine(Handle):
+    """Belongs to the store it was given to, and ends with it; by itself when there was none."""
 
     cdef kvs_io_engine *handle
     cdef VirtualClock clock
@@ -789,6 +812,11 @@ cdef class FaultEngine:
         device.auto_advance = auto_advance
         check(kvs_io_fault_open(clock.handle, &device, &self.handle), "opening a fault engine")
         self.clock = clock
+
+    def __dealloc__(self):
+        # A store that took it refers to it for as long as it runs, and took the handle at its end.
+        if self.handle is not NULL and self.mine():
+            self.handle.calls.close(self.handle)
 
     cdef kvs_io_engine *open_handle(self) except NULL:
         if self.handle is NULL:

@@ -49,8 +49,13 @@ cdef extern from "io.h" nogil:
     enum kvs_io_kind:
         KVS_IO_READ, KVS_IO_WRITE
 
+    struct kvs_io_engine
+
+    struct kvs_io_engine_calls:
+        void (*close)(kvs_io_engine *engine)
+
     struct kvs_io_engine:
-        pass
+        const kvs_io_engine_calls *calls
 
     const char *kvs_io_uring_kind()
 

@@ -4,6 +4,7 @@
 False; exceptions are for misuse and a closed store.
 """
 
+import errno
 import hashlib
 import itertools
 import os
@@ -151,6 +152,7 @@ class Cache:
         return self.core.contains(key)
 
     def _match(self, chain: Chain) -> Hit:
+        _check_type(chain, Chain, "keys() or wrap()")
         if chain.block_tokens != self.layout.block_tokens:
             raise ValueError(
                 f"the chain has blocks of {chain.block_tokens} tokens, the layout of"
@@ -181,6 +183,7 @@ class Cache:
         Idempotent per owner ("" makes a new one). retain: class to renew with when a load starts;
         None: each extent's own. ValueError for an empty hit or one of another namespace.
         """
+        _check_type(hit, Hit, "match() or find()")
         if hit.namespace != self.namespace:
             raise ValueError(f"the hit is of namespace {hit.namespace}, this is {self.namespace}")
         if hit.blocks == 0:
@@ -239,8 +242,12 @@ class Cache:
     def writer(self, chain: Chain, *, start: int = 0, retain: str | None = None) -> Writer:
         """Writes blocks [start, len(chain)); resident ones are skipped.
 
-        retain: retention class; None: the default of the store.
+        retain: retention class; None: the default of the store. ValueError: `start` is not within
+        the chain.
         """
+        _check_type(chain, Chain, "keys() or wrap()")
+        if not 0 <= start <= len(chain):
+            raise ValueError(f"start {start} is not within the chain of {len(chain)} blocks")
         return Writer(
             self.core,
             self.layout,
@@ -273,8 +280,13 @@ class Cache:
         return handle.ticket.wait(timeout_ns(timeout)) and handle.wait() == 1
 
     async def get(self, key: bytes, *, deadline: float | str = "30s") -> Block | Miss:
-        """One whole block as a pool view, or why there is none. Release the block when done."""
+        """One whole block as a pool view, or why there is none. Release the block when done.
+
+        Miss("pool"): the pool has no room for it now. PoolTooSmall: it never will.
+        """
         load = self._get(key, deadline)
+        if isinstance(load, Miss):
+            return load
         try:
             return self._block_of(load, (await load.layer(self.layout.layers - 1)).reason)
         except BaseException:
@@ -284,6 +296,8 @@ class Cache:
     def get_blocking(self, key: bytes, *, deadline: float | str = "30s") -> Block | Miss:
         """The same, blocking the thread without the GIL."""
         load = self._get(key, deadline)
+        if isinstance(load, Miss):
+            return load
         try:
             return self._block_of(load, load.wait(self.layout.layers - 1).reason)
         except BaseException:
@@ -310,11 +324,9 @@ class Cache:
             if parts:
                 writer.put(layer, 0, 1, _cell_sources(address, parts), row)
                 address += self.layout.cell_bytes(layer)
-        ticket = writer.commit()
-        _core.keep(ticket, (writer, row))
-        return Handle(self.store.bridges, ticket, "put", int)
+        return Handle(self.store.bridges, writer.commit(), "put", int)
 
-    def _get(self, key: bytes, deadline: float | str) -> Load:
+    def _get(self, key: bytes, deadline: float | str) -> Load | Miss:
         _check_key(key)
         hit = Hit(
             namespace=self.namespace,
@@ -324,7 +336,12 @@ class Cache:
             reason=None,
             keys=key,
         )
-        return self._load(hit, into=None, deadline=deadline, flags=_core.LOAD_BLOCK)
+        try:
+            return self._load(hit, into=None, deadline=deadline, flags=_core.LOAD_BLOCK)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            return Miss("pool")
 
     def _block_of(self, load: Load, reason: str | None) -> Block | Miss:
         if reason is None:
@@ -342,6 +359,13 @@ def _owner_bytes(owner: str) -> bytes:
     if len(name) <= OWNER_BYTES_MAX and b"\0" not in name:
         return name
     return hashlib.sha256(name).hexdigest()[:OWNER_BYTES_MAX].encode()
+
+
+def _check_type(given: object, kind: type, maker: str) -> None:
+    if not isinstance(given, kind):
+        raise TypeError(
+            f"this takes a {kind.__name__}, as {maker} gives it, not {type(given).__name__}"
+        )
 
 
 def _check_key(key: bytes) -> None:

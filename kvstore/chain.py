@@ -96,10 +96,10 @@ def chain_of_tokens(
 
     token_ids: a sequence of ints, an array, or an integer numpy or torch (CPU) tensor, 1-d.
     salt: isolates tenants. extras: (tag, token offset, bytes), in any order.
-    ValueError: an id is negative or above 2**31 - 1, an offset is negative.
+    ValueError: an id is negative or above 2**31 - 1, an offset is not within the tokens.
     """
     tokens = int32_tokens(token_ids)
-    ordered = _ordered(extras)
+    ordered = _ordered(extras, len(tokens))
     keys = _core.chain_keys(tokens, block_tokens, _salt(salt), ordered)
     digests = _extra_digests(ordered, block_tokens, len(keys) // KEY_BYTES) if ordered else None
     return Chain(keys, block_tokens, digests)
@@ -148,12 +148,12 @@ def _salt(salt: bytes) -> bytes:
     return salt
 
 
-def _ordered(extras: Sequence[Extra]) -> list[tuple[bytes, int, bytes]]:
+def _ordered(extras: Sequence[Extra], tokens: int) -> list[tuple[bytes, int, bytes]]:
     """Sorted by (offset, tag, value), as the keys hash them."""
     plain = []
     for tag, offset, value in extras:
-        if offset < 0:
-            raise ValueError(f"the token offset of extra {tag!r} is negative: {offset}")
+        if not 0 <= offset < tokens:
+            raise ValueError(f"extra {tag!r} is at token {offset}, the prompt has {tokens} tokens")
         plain.append((tag.encode() if isinstance(tag, str) else bytes(tag), offset, bytes(value)))
     return sorted(plain, key=lambda extra: (extra[1], extra[0], extra[2]))
 

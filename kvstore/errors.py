@@ -26,11 +26,12 @@ class StoreForked(KvstoreError):
 
 
 class PoolTooSmall(KvstoreError):
-    """One layer of the load does not fit the pool: open the store with a pool of `needed` bytes."""
+    """What a load holds at once (a layer; the block of a `get`) can never fit the pool: open the
+    store with a pool of `needed` bytes."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(
-            f"one layer of this load needs {needed} bytes of the pool, which is smaller: "
+            f"this load needs {needed} bytes of the pool at once, which is smaller: "
             "open the store with a larger pool, or load fewer blocks at a time"
         )
         self.needed = needed

@@ -4,7 +4,7 @@ Invariants
   1. Data trouble never raises: a layer says how many leading blocks are good in layers 0..i, and
      why not more. What is below that count stays valid whatever happens later.
   2. Cancel, timeout, close and garbage collection end waiting, never the core's duty: caller memory
-     is referred to until the drained ticket is done (`_core.keep`).
+     is referred to from before the load starts until the drained ticket is done (`_core.Load`).
   3. No view is handed out for a released layer. Views handed out before are then invalid: their
      memory stays mapped, but its bytes are reused.
 """
@@ -152,7 +152,6 @@ class Load:
         self._newest = -1  # highest layer known to be ready, and its good blocks
         self._good = self.blocks
         self._tickets: dict[int, _core.Ticket] = {}
-        self._drained_ticket: _core.Ticket | None = None
         self._drained_queue: _core.Queue | None = None
         targets, page_tokens, owners = (
             (None, 0, []) if into is None else into.targets(layout, self.start, self.blocks)
@@ -163,25 +162,25 @@ class Load:
             targets=targets,
             page_tokens=page_tokens,
             table=table,
+            owners=owners,
             flags=flags,
             deadline_ns=deadline_ns,
         )
-        if into is not None:
-            _core.keep(self._drained(), (owners, targets, table))
 
     # ------------------------------------------------------------------------------- layers
 
     async def layer(self, index: int, timeout: float | str | None = None) -> Layer:
         """Waits until layers 0..index are verified or given up. Never raises for data.
 
-        TimeoutError when `timeout` passes before the load's own deadline; the load goes on.
+        TimeoutError when `timeout` passes before the load's own deadline; the load goes on. A load
+        that is closed meanwhile gives no blocks, reason "cancelled"; one that is closed already is
+        a ValueError.
         """
         ready = self._ready(index)
         if ready is None:
             if not await self._bridges.wait(self._ticket(index), timeout_ns(timeout)):
                 raise TimeoutError(f"layer {index} is not ready yet")
-            ready = self._ready(index)
-        assert ready is not None
+            ready = self._awaited(index)
         return ready
 
     def wait(self, index: int, timeout: float | str | None = None) -> Layer:
@@ -190,8 +189,7 @@ class Load:
         if ready is None:
             if not self._ticket(index).wait(timeout_ns(timeout)):
                 raise TimeoutError(f"layer {index} is not ready yet")
-            ready = self._ready(index)
-        assert ready is not None
+            ready = self._awaited(index)
         return ready
 
     async def __aiter__(self) -> AsyncIterator[Layer]:
@@ -232,6 +230,17 @@ class Load:
         self._good = min(self._good, blocks)
         return Layer(self, index, blocks, reason, spans, ready_ns)
 
+    def _awaited(self, index: int) -> Layer:
+        """The layer whose ticket is done; nothing of it when the load was closed meanwhile."""
+        try:
+            ready = self._ready(index)
+        except ValueError:
+            if not self.core.closed:
+                raise
+            return Layer(self, index, 0, "cancelled", spans=0, ready_ns=0)
+        assert ready is not None
+        return ready
+
     def spans(self, layer: int, good: int, count: int) -> Iterator[Span]:
         """The good blocks of a layer that is ready; `Layer.spans` keeps them."""
         cell_bytes = self.layout.cell_bytes(layer)
@@ -264,20 +273,15 @@ class Load:
 
     def wait_drained(self, timeout: float | str | None = None) -> bool:
         """The same, blocking. False when `timeout` passed first."""
-        return self._drained().wait(timeout_ns(timeout))
+        return self.core.drained.wait(timeout_ns(timeout))
 
     def drained_fd(self) -> int:
         """A file descriptor that becomes readable, and stays so, once drained. The load's own."""
         if self._drained_queue is None:
             queue = _core.Queue(self.core.cache.store)
-            self._drained().send(queue, 0)
+            self.core.drained.send(queue, 0)
             self._drained_queue = queue
         return self._drained_queue.fd()
-
-    def _drained(self) -> _core.Ticket:
-        if self._drained_ticket is None:
-            self._drained_ticket = self.core.drained()
-        return self._drained_ticket
 
     def stats(self) -> LoadStats:
         """Counters so far. ValueError after close."""
@@ -287,7 +291,6 @@ class Load:
         """Cancels what is left and releases every layer. Idempotent; never waits."""
         if self.core.closed:
             return
-        self._drained()  # so that `drained` works on, without the core's load
         self.core.close()
         if self._owns_lease:
             self.lease.release()

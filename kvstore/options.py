@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 RETENTION = {"agent": "3d", "chat": "7d"}
 IO_DEPTH_MAX = 4096
 
-StrPath = str | os.PathLike[str]
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Capacity = int | str | Sequence[int | str] | None
 
 
@@ -23,7 +23,7 @@ Capacity = int | str | Sequence[int | str] | None
 class Options:
     """As `kvstore.open` documents them. Raises ValueError or TypeError for what makes no sense."""
 
-    paths: Sequence[StrPath]
+    paths: Sequence[AnyPath]
     capacity: Capacity
     pool: int | str
     role: str
@@ -56,7 +56,7 @@ class Options:
 
     def open_core(self) -> _core.Store:
         """Opens the core's store; blocks. OpenError."""
-        paths = [Path(path) for path in self.paths]
+        paths = [Path(os.fsdecode(path)) for path in self.paths]
         injected = self.testing
         return _core.Store(
             roots=list(zip(map(os.fsencode, paths), capacities(self.capacity, paths), strict=True)),
@@ -66,7 +66,7 @@ class Options:
             engine=_core.ENGINES[self.engine],
             io_depth=self.io_depth,
             pool_bytes=parse_size(self.pool, "pool"),
-            reserve_bytes=0 if self.reserve is None else parse_size(self.reserve, "reserve"),
+            reserve_bytes=_reserve_bytes(self.reserve),
             min_age_s=-(-parse_duration(self.min_age, "min_age") // 10**9),
             manual_ticks=injected is not None and injected.manual_ticks,
             clock=injected.core_clock if injected else None,
@@ -91,6 +91,11 @@ def _file_system_bytes(path: Path) -> int:
     places = (path.absolute(), *path.absolute().parents)
     space = os.statvfs(next(place for place in places if place.exists()))
     return max(1, space.f_frsize * space.f_blocks)
+
+
+def _reserve_bytes(reserve: int | str | None) -> int:
+    """For the core 0 is the default, so that none at all is its smallest number: one byte."""
+    return 0 if reserve is None else max(1, parse_size(reserve, "reserve"))
 
 
 def _ttl_s(ttl: float | str) -> int:

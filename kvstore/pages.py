@@ -49,6 +49,7 @@ class Pages:
         page_tokens = self._page_tokens(layout, start)
         if len(self.parts) != layout.layers:
             raise ValueError(f"Pages of {len(self.parts)} layers for a layout of {layout.layers}")
+        self._check_names(layout)
         needed = self._pages_needed(-(-blocks * layout.block_tokens // page_tokens))
         packed, owners = bytearray(), list[object]()
         for layer, memory in enumerate(self.parts):
@@ -63,6 +64,15 @@ class Pages:
                 packed += struct.pack("=QQ", address, stride)
                 owners.append(owner)
         return bytes(packed), page_tokens, owners
+
+    def _check_names(self, layout: Layout) -> None:
+        """A misspelt name would look like a part that is not wanted."""
+        known = {name for parts in layout.parts_by_layer for name, _ in parts}
+        given = {name for memory in self.parts if memory is not None for name in memory}
+        if not given <= known:
+            raise ValueError(
+                f"the layout has the parts {sorted(known)}, not {sorted(given - known, key=repr)}"
+            )
 
     def _page_tokens(self, layout: Layout, start: int) -> int:
         page = layout.block_tokens if self.page_tokens is None else self.page_tokens

@@ -19,7 +19,7 @@ from kvstore._loop import Bridges, Handle, Opening, in_thread
 from kvstore.cache import Cache, Timeout
 from kvstore.layout import Layout
 from kvstore.memory import register_with_cuda, unregister_from_cuda
-from kvstore.options import RETENTION, Capacity, Options, StrPath
+from kvstore.options import RETENTION, AnyPath, Capacity, Options
 from kvstore.report import Info, Stats, info_of, stats_of
 from kvstore.version import VERSION
 
@@ -31,7 +31,7 @@ _open_stores: "weakref.WeakSet[Store]" = weakref.WeakSet()
 
 
 def open(
-    *paths: StrPath,
+    *paths: AnyPath,
     capacity: Capacity = None,
     pool: int | str = "1GB",
     role: str = "owner",
@@ -50,8 +50,9 @@ def open(
     role: "owner" (evicts, expires; one process per root), "peer" (never), or "auto".
     retention: class name -> time to live. default_class: of puts that name none.
     engine: "auto" takes the best that works; else "io_uring", "io_uring_plain", "threads".
-    io_depth: operations in flight per root. reserve: free bytes left to others per root (1 %).
-    min_age: extents used more recently are not evicted.
+    io_depth: operations in flight per root. reserve: free bytes left to others per root; None: 1 %
+      of the file system, 0: none.
+    min_age: extents that another process (a peer) used more recently are not evicted.
     Raises OpenError (the message says what to do), ValueError and TypeError for misuse.
     """
     options = Options(
@@ -64,7 +65,7 @@ def open(
 
 
 def open_blocking(
-    *paths: StrPath,
+    *paths: AnyPath,
     capacity: Capacity = None,
     pool: int | str = "1GB",
     role: str = "owner",
@@ -105,6 +106,8 @@ class Store:
 
     def cache(self, layout: Layout) -> Cache:
         """The cache of a layout; the same object for equal layouts."""
+        if not isinstance(layout, Layout):
+            raise TypeError(f"a cache is of a Layout, not {type(layout).__name__}")
         namespace = layout.namespace
         with self._caches_lock:
             if namespace not in self._caches:

@@ -42,11 +42,15 @@ class Writer:
     ) -> None:  # fmt: skip
         self.chain = chain
         self.start = start
-        self.committed = False
         self._layout = layout
         self._bridges = bridges
         self._final: WriterStats | None = None
         self._core = _core.Writer(core_cache, chain.keys, start, retention, 0, chain.extra_digests)
+
+    @property
+    def committed(self) -> bool:
+        """It takes no more puts; a commit goes on by itself."""
+        return self._core.committed
 
     def put(
         self,
@@ -60,7 +64,8 @@ class Writer:
         parts: a numpy array, torch CPU tensor or buffer per part of the layer, by name or in the
         layout's order; first dimension = blocks of the range (or contiguous tokens), each block
         contiguous. The handle is done when the sources may be reused; its result is the number of
-        cells dropped for want of room. Starts the writing, never waits for it.
+        cells dropped for want of room. Starts the writing, never waits for it. ValueError: the
+        writer was committed or aborted.
         """
         first, end = _first_end(blocks, self.start, len(self.chain))
         if not 0 <= layer < self._layout.layers:
@@ -70,7 +75,10 @@ class Writer:
         return Handle(self._bridges, ticket, f"put of layer {layer}", int)
 
     def extend(self, chain: Chain) -> None:
-        """Goes on with a longer chain of the same prompt (decode): its new blocks may be put."""
+        """Goes on with a longer chain of the same prompt (decode): its new blocks may be put.
+
+        ValueError: the chain is another one, or the writer was committed or aborted.
+        """
         if chain.block_tokens != self.chain.block_tokens or not chain.starts_with(self.chain):
             raise ValueError("the longer chain must begin with the writer's chain")
         self._core.extend(chain.keys, chain.extra_digests)
@@ -98,12 +106,7 @@ class Writer:
         return self._final or WriterStats(**self._core.stats())
 
     def _commit(self) -> Handle[int]:
-        if self.committed:
-            raise ValueError("the writer was committed already")
-        ticket = self._core.commit()
-        self.committed = True
-        _core.keep(ticket, self._core)
-        return Handle(self._bridges, ticket, "commit", int)
+        return Handle(self._bridges, self._core.commit(), "commit", int)
 
     def __enter__(self) -> "Writer":
         return self

@@ -1,5 +1,6 @@
 """The edges of the public API: leases, releases, refusals, a closed store, info and stats."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,80 @@ def test_info_and_stats_are_plain_data(store: kvstore.Store) -> None:
     assert stats.misses_by_reason
     assert set(stats.retention) == {"agent", "chat"}
     assert msgspec.json.decode(msgspec.json.encode(stats), type=kvstore.Stats) == stats
+
+
+def test_a_writer_that_ended_says_so(store: kvstore.Store) -> None:
+    kv = store.cache(layout())
+    chain = kv.keys(prompt(2))
+    cells = cells_of(kv.layout, 2)
+    committed, aborted = kv.writer(chain[:1]), kv.writer(chain)
+    assert committed.commit_blocking() == 0
+    aborted.abort()
+    assert committed.committed and not aborted.committed
+    for writer, why in ((committed, "committed"), (aborted, "aborted")):
+        with pytest.raises(ValueError, match=why):
+            writer.put(0, (0, 1), {"latent": cells[0]["latent"][:1]})
+        with pytest.raises(ValueError, match=why):
+            writer.extend(chain)
+        with pytest.raises(ValueError, match=why):
+            writer.commit_blocking()
+
+
+def test_what_is_no_chain_hit_or_layout_is_a_type_error_that_says_so(store: kvstore.Store) -> None:
+    kv: Any = store.cache(layout())
+    anything: Any = None
+    for call, wanted in (
+        (kv.match, "Chain"),
+        (kv.find_blocking, "Chain"),
+        (kv.writer, "Chain"),
+        (kv.load, "Hit"),
+        (kv.lease, "Hit"),
+        (store.cache, "Layout"),
+    ):
+        with pytest.raises(TypeError, match=wanted):
+            call(anything)
+    chain = kv.keys(prompt(2))
+    for start in (-1, 3):
+        with pytest.raises(ValueError, match=f"start {start} .* 2 blocks"):
+            kv.writer(chain, start=start)
+
+
+def test_a_get_the_pool_has_no_room_for_is_a_miss(tmp_path: Path) -> None:
+    with opened(tmp_path, pool="8MiB") as store:
+        kv = store.cache(layout())
+        keys = [bytes([number]) * KEY_BYTES for number in range(16)]
+        data = np.arange(kv.layout.block_bytes, dtype=np.uint8)
+        assert all(kv.put_blocking(key, data) for key in keys)
+        answers = [kv.get_blocking(key, deadline="1s") for key in keys]
+        blocks = [answer for answer in answers if isinstance(answer, kvstore.Block)]
+        misses = [answer for answer in answers if isinstance(answer, kvstore.Miss)]
+        assert blocks and misses
+        assert {miss.reason for miss in misses} == {"pool"}
+        assert all(bytes(block) == bytes(data) for block in blocks)
+        for block in blocks:
+            block.release()
+        assert isinstance(kv.get_blocking(keys[-1]), kvstore.Block)
+
+
+def test_a_get_that_can_never_fit_the_pool_names_the_size(tmp_path: Path) -> None:
+    with opened(tmp_path, pool="8MiB") as store:
+        for parts in ((16 << 20,), (1 << 20,) * 16):  # one cell is too large; all together are
+            large = kvstore.Layout(parts_by_layer=tuple((("a", n),) for n in parts), model="large")
+            with pytest.raises(PoolTooSmall) as caught:
+                store.cache(large).get_blocking(bytes(KEY_BYTES))
+            assert caught.value.needed > 16 << 20
+
+
+def test_a_path_may_be_bytes(tmp_path: Path) -> None:
+    with opened(os.fsencode(tmp_path / "kv")) as store:
+        assert store.info().roots[0].path == str(tmp_path / "kv")
+    anything: Any = None
+    with pytest.raises(TypeError, match="NoneType"):
+        kvstore.open_blocking(anything)
+
+
+def test_a_reserve_of_zero_is_none_at_all(tmp_path: Path) -> None:
+    with opened(tmp_path / "a", reserve=0) as store:
+        assert store.info().roots[0].reserve_bytes == 1
+    with opened(tmp_path / "b") as store:
+        assert store.info().roots[0].reserve_bytes > 1

@@ -314,3 +314,26 @@ def test_a_forked_child_is_refused_by_every_call(filled: Filled) -> None:
     check_load(load, filled.cells, BLOCKS)
     load.close()
     writer.abort()
+
+
+def test_a_load_that_is_closed_while_it_is_awaited_gives_no_blocks(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    device = FaultDevice(clock)
+
+    async def scenario(filled: Filled) -> None:
+        device.add(Fault.STALL, io=Io.READ, count=0)
+        load = filled.kv.load(filled.kv.match(filled.chain), deadline="1000d")
+        waiters = [asyncio.ensure_future(load.layer(index)) for index in (0, 1, 1)]
+        await asyncio.to_thread(until, lambda: reads_in_flight(device))
+        load.close()
+        for layer in await asyncio.gather(*waiters):
+            assert (layer.blocks, layer.reason, layer.spans) == (0, "cancelled", [])
+        with pytest.raises(ValueError, match="closed"):
+            await load.layer(0)
+
+    with opened(tmp_path, _testing=Injection(clock=clock, devices=[device])) as store:
+        try:
+            run(scenario(fill(store)))
+        finally:
+            device.clear()
+            device.release_stalled()

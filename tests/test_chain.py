@@ -123,3 +123,11 @@ def test_foreign_keys_of_odd_or_mixed_sizes_are_refused(keys: list[bytes]) -> No
 def test_a_salt_is_bytes() -> None:
     with pytest.raises(TypeError, match="salt"):
         chain(salt="tenant")
+
+
+def test_an_extra_lies_within_the_prompt() -> None:
+    tokens = list(range(20))
+    assert len(chain_of_tokens(tokens, block_tokens=16, extras=[("image", 19, b"x")])) == 1
+    for offset in (-1, 20):
+        with pytest.raises(ValueError, match=f"'image' is at token {offset}, .* 20 tokens"):
+            chain_of_tokens(tokens, block_tokens=16, extras=[("image", offset, b"x")])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore import Pages, StoreForked, _core, alloc
+from kvstore import OpenError, Pages, StoreForked, _core, alloc
 from kvstore.store import open_blocking
 from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
 from tests.support.stores import (
@@ -81,7 +81,7 @@ def test_target_memory_of_a_dropped_load_lives_until_it_is_drained(tmp_path: Pat
         alive = [weakref.ref(target) for target in targets]
         load = kv.load(kv.match(chain), into=Pages.contiguous({"latent": targets}))
         until(lambda: reads_in_flight(device))
-        drained = load.core.drained()
+        drained = load.core.drained
         load.close()
         del load, targets
         gc.collect()
@@ -91,6 +91,35 @@ def test_target_memory_of_a_dropped_load_lives_until_it_is_drained(tmp_path: Pat
         device.release_stalled()
         assert drained.wait(30 * 10**9)
         _core.sweep()
+        assert all(ref() is None for ref in alive)
+
+
+def test_the_core_load_itself_keeps_the_target_memory(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    device = FaultDevice(clock)
+    with opened(tmp_path, _testing=Injection(clock=clock, devices=[device])) as store:
+        kv = store.cache(layout())
+        chain = kv.keys(prompt(4))
+        write(kv, chain, cells_of(kv.layout, 4))
+        store.drop_ram()
+        device.add(Fault.STALL, io=Io.READ, count=0)
+        memory = [alloc(4 * PART_BYTES).view(Source) for _ in range(LAYERS)]
+        alive = [weakref.ref(one) for one in memory]
+        packed, page_tokens, owners = Pages.contiguous({"latent": memory}).targets(kv.layout, 0, 4)
+        lease = kv.lease(kv.match(chain))
+        load = _core.Load(
+            lease.core, targets=packed, page_tokens=page_tokens, table=None, owners=owners,
+            flags=0, deadline_ns=30 * 10**9,
+        )  # fmt: skip
+        until(lambda: reads_in_flight(device))
+        drained = load.drained
+        del load, memory, owners
+        gc.collect()
+        assert drained.done() is None
+        assert all(ref() is not None for ref in alive)
+        device.clear()
+        device.release_stalled()
+        assert drained.wait(30 * 10**9)
         assert all(ref() is None for ref in alive)
 
 
@@ -157,3 +186,22 @@ def test_a_store_that_is_dropped_warns_and_gives_its_lock_back(tmp_path: Path) -
         if thread.name == "kvstore-close":
             thread.join(30)
     open_blocking(tmp_path, pool=POOL).close_blocking()
+
+
+def test_a_device_that_no_store_took_ends_by_itself() -> None:
+    clock = VirtualClock()
+    for _ in range(20):  # more than a clock can be watched by
+        FaultDevice(clock)
+    device = FaultDevice(VirtualClock())  # it alone refers to its clock
+    assert device.next_ns() == -1
+    del device, clock
+
+
+def test_a_device_of_a_store_that_could_not_open_is_left_alone(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    device = FaultDevice(clock)
+    injection = Injection(clock=clock, devices=[device])
+    with opened(tmp_path / "kv"), pytest.raises(OpenError, match="owner"):
+        open_blocking(tmp_path / "kv", pool=POOL, _testing=injection)
+    with pytest.raises(ValueError, match="closed this engine"):
+        device.log()

@@ -157,3 +157,21 @@ def test_huge_page_memory_is_zeroed_writable_and_outlives_its_array() -> None:
     assert part.sum() == 35
     with pytest.raises(ValueError, match="at least one byte"):
         alloc(0)
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        Pages.contiguous({"k": [None] * 2, "key": [None] * 2}),
+        Pages([None, {"k": None, "key": None}]),
+    ],
+    ids=["contiguous", "by layer"],
+)
+def test_a_misspelt_part_is_refused_and_not_left_out(pages: Pages) -> None:
+    with pytest.raises(ValueError, match=r"parts \['k', 'v'\], not \['key'\]"):
+        pages.targets(LAYOUT, 0, 1)
+
+
+def test_a_part_that_only_other_layers_have_is_no_mistake() -> None:
+    pages = Pages.contiguous({"k": [None] * 2, "v": [None] * 2})
+    assert pages.targets(LAYOUT, 0, 1)[2] == [None] * 3

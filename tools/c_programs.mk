@@ -34,12 +34,13 @@ MAKEFLAGS += --jobs=$(shell nproc)
 RUN = @tools/run_programs.sh "$(VARIANT), $(URING)" "$(RUNNER_$(VARIANT))"
 
 .SECONDARY:
-.PHONY: run run-test run-stress
+.PHONY: run run-test run-threads
 run: $(TESTS) $(STRESS)
 	$(RUN) $^
 run-test: $(TESTS)
 	$(RUN) $^
-run-stress: $(STRESS)
+# What has several threads and a store or an engine under them: the rest is sequential.
+run-threads: $(STRESS) $(OUT)/tests/c/test_store
 	$(RUN) $^
 
 $(OUT)/%.o: %.c tools/c_programs.mk

@@ -88,10 +88,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         """Median over the rounds."""
         return statistics.median(r.gbps for r in self.rounds)
 
-    def median_ceiling_gbps(self) -> float:
-        """Median over the rounds."""
-        return statistics.median(r.ceiling_gbps for r in self.rounds)
-
     def median_share(self) -> float:
         """Median of the rounds' shares, which is not the share of the medians."""
         return statistics.median(r.share for r in self.rounds)
