@@ -32,7 +32,7 @@ LOOSE = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-QUICK = settings(LOOSE, max_examples=15, stateful_step_count=30)
+QUICK = settings(LOOSE, max_examples=30, stateful_step_count=30)
 THOROUGH = settings(LOOSE, max_examples=300, stateful_step_count=100)
 
 
