@@ -22,7 +22,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 def live(root: Path, seed: int, *, roomy: bool) -> None:
     root.mkdir()
-    oracle = Oracle(root, seed, capacity=ROOMY if roomy else TIGHT, roomy=roomy)
+    oracle = Oracle(root, random.Random(seed), capacity=ROOMY if roomy else TIGHT, roomy=roomy)
     try:
         oracle.run(STEPS)
     except BaseException:

@@ -85,10 +85,10 @@ class OpenWriter:
 
 
 class Oracle:
-    """`run` makes that many steps. Say `trail` when it fails."""
+    """`run` makes that many steps. Say `trail` when it fails. All choices are made by `rng`."""
 
-    def __init__(self, root: Path, seed: int, *, capacity: int, roomy: bool) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, root: Path, rng: random.Random, *, capacity: int, roomy: bool) -> None:
+        self.rng = rng
         self.root, self.capacity, self.roomy = root, capacity, roomy
         self.models = [Model() for _ in LAYOUTS]
         self.chains = [chain for base in range(2) for chain in branches(base)]
@@ -224,9 +224,9 @@ class Oracle:
         self.note(
             f"{it.space} {start}..{len(chain)} {it.retain} lacking {len(lacking)}: {resident}"
         )
-        matched = kv.match(chain).blocks
-        assert not self.roomy or start + resident == max(matched, start)
-        self.hold(model, chain, matched, it.retain)
+        # From start on, whatever became of the blocks before it meanwhile.
+        assert not self.roomy or resident == run_from(kv, chain, start)
+        self.hold(model, chain, kv.match(chain).blocks, it.retain)
 
     def committed(
         self, model: Model, chain: Chain, blocks: Collection[int], start: int, retain: str
@@ -335,6 +335,12 @@ def branches(base: int) -> list[Chain]:
     for cut in (3, GRID, GRID + 4):
         found.append(tokens(base, cut) + tokens((base, cut), CHAIN_BLOCKS - cut))
     return [chain_of_tokens(ids, block_tokens=BLOCK_TOKENS) for ids in found]
+
+
+def run_from(kv: Cache, chain: Chain, start: int) -> int:
+    """How many blocks in a row are there, from `start` on."""
+    keys = keys_of(chain)[start:]
+    return next((i for i, key in enumerate(keys) if not kv.contains(key)), len(keys))
 
 
 def keys_of(chain: Chain) -> list[bytes]:
