@@ -1,6 +1,6 @@
 /*
- * birth.c: the file of an extent before it has a name: room in the budget, a nameless file of the
- * final length, and giving all of it back when the extent is dropped.
+ * birth.c: an extent to be made, before it has a name: its record, room in the budget, a nameless
+ * file of the final length, and giving all of it back when the extent is dropped.
  *
  * Runs on file workers, except where a name ends in _locked.
  *
@@ -14,6 +14,63 @@
 #include <string.h>
 
 #include "store.h"
+
+void kvs_made_free(struct kvs_writer_extent *made)
+{
+    free(made->have);
+    free(made->layer_sent);
+    free(made->layer_have);
+    free(made->checksums);
+    free(made->region_offsets);
+    free(made);
+}
+
+int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t count,
+                        uint32_t count_max, int fixed)
+{
+    struct kvs_namespace *ns = writer->ns;
+    struct kvs_writer_extent **grown =
+        realloc(writer->made, (writer->made_count + 1) * sizeof(*grown));
+    struct kvs_writer_extent *made = calloc(1, sizeof(*made));
+    if (grown) {
+        writer->made = grown;
+    }
+    if (!grown || !made) {
+        free(made);
+        return -ENOMEM;
+    }
+    size_t cells = (size_t)ns->layer_count * count_max;
+    uint8_t order[KVS_ROOTS_MAX];
+    made->have = calloc(cells, 1);
+    made->layer_sent = calloc(ns->layer_count, 1);
+    made->layer_have = calloc(ns->layer_count, sizeof(*made->layer_have));
+    made->checksums = calloc(cells, sizeof(*made->checksums));
+    made->region_offsets = calloc(ns->layer_count, sizeof(*made->region_offsets));
+    kvs_root_order(writer->store, &writer->keys[first], order);
+    made->root = order[0];
+    if (!made->have || !made->layer_sent || !made->layer_have || !made->checksums ||
+        !made->region_offsets ||
+        kvs_extent_add_locked(writer->store, ns, made->root, count_max, &made->extent) < 0) {
+        kvs_made_free(made);
+        return -ENOMEM;
+    }
+    made->extent->regions = calloc(ns->layer_count, sizeof(*made->extent->regions));
+    if (!made->extent->regions) {
+        kvs_extent_unpin_locked(writer->store, made->extent);
+        kvs_made_free(made);
+        return -ENOMEM;
+    }
+    made->first = first;
+    made->count = count;
+    made->count_max = count_max;
+    made->fixed = (uint8_t)fixed;
+    made->temp.fd = -1;
+    for (uint32_t i = 0; i < ns->layer_count; i++) {
+        made->cells_missing += ns->cell_bytes[i] ? count : 0;
+    }
+    grown[writer->made_count++] = made;
+    return 0;
+}
 
 int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
                     char *path)
@@ -159,6 +216,7 @@ static void create_job(struct kvs_root *root, void *argument)
         error = file_make(root, &birth, &temp);
     }
     kvs_lock(store);
+    store->births--;
     made->temp = temp;
     made->charged_bytes = charged_bytes;
     if (made->state == KVS_MADE_CREATING && !error) {
@@ -170,6 +228,7 @@ static void create_job(struct kvs_root *root, void *argument)
     }
     kvs_writer_progress_locked(writer);
     kvs_writer_drop_locked(writer);
+    pthread_cond_broadcast(&store->changed);
     kvs_unlock(store);
 }
 
@@ -188,7 +247,9 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
     made->with_extras = (uint32_t)extras_present(writer, made);
     made->state = KVS_MADE_CREATING;
     kvs_writer_hold_locked(writer);
+    writer->store->births++;
     if (kvs_job_add_locked(&writer->store->roots[made->root], create_job, birth, 0) < 0) {
+        writer->store->births--;
         made->state = KVS_MADE_FRESH;
         kvs_made_drop_locked(writer, made);
         kvs_writer_drop_locked(writer);

@@ -297,8 +297,7 @@ int kvs_plan_direct_locked(struct kvs_load *load, uint32_t layer, uint32_t span_
 /* ---- the order ---- */
 
 /* The span's open file with the very keys that were asked for. 1: yes, or failed; 0: not yet.
- * Holding it spares an open per layer. A load with more extents than the cache has places reads the
- * rest through files that come and go: it gets slower, never stuck. */
+ * Held while the cache has places; other spans are read through files that come and go. */
 static int span_attach(struct kvs_load *load, struct kvs_load_span *span)
 {
     struct kvs_store *store = load->store;
@@ -308,15 +307,14 @@ static int span_attach(struct kvs_load *load, struct kvs_load_span *span)
         return 1;
     }
     if (extent->file) {
-        const struct kvs_file *file = extent->file;
         const struct kvs_key *keys = &load->lease->keys[span->first_block];
-        if (memcmp(&file->keys[span->position], keys, span->count * sizeof(*keys)) == 0) {
+        if (memcmp(&extent->file->keys[span->position], keys, span->count * sizeof(*keys)) == 0) {
             if (store->file_count <= store->file_max / 2) {
                 span->file = kvs_file_hold_locked(store, extent);
             }
             return 1;
         }
-        reason = KVS_REASON_FOREIGN; /* two keys with one tag */
+        reason = KVS_REASON_FOREIGN; /* two keys, one tag */
     } else if (extent->opening || (!reason && extent->state == KVS_EXTENT_LIVE)) {
         kvs_file_want_locked(store, extent);
         return 0;

@@ -48,12 +48,13 @@ static struct kvs_region *stage_open_locked(struct kvs_writer *writer,
     return region;
 }
 
-/* Room comes when writes finish or loads release; with neither under way there is no hope. */
+/* Room comes when writes finish, when a file is there that whole layers wait for, or when loads
+ * release; with nothing of that under way there is no hope. */
 static int wait_for_room_locked(struct kvs_store *store, const struct timespec *began)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    if ((store->writes_in_flight == 0 && kvs_list_empty(&store->loads)) ||
+    if ((store->writes_in_flight == 0 && store->births == 0 && kvs_list_empty(&store->loads)) ||
         until.tv_sec - began->tv_sec > ROOM_WAIT_MAX_S) {
         return 0;
     }

@@ -213,6 +213,10 @@ void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
 void kvs_writer_end_locked(struct kvs_writer *writer);
+/* Adds an extent of [first, first + count) that may grow to count_max; 0 or -ENOMEM. */
+int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t count,
+                        uint32_t count_max, int fixed);
+void kvs_made_free(struct kvs_writer_extent *made);
 void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);

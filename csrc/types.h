@@ -388,6 +388,7 @@ struct kvs_store {
     struct kvs_put *puts, **puts_tail;
     pthread_cond_t put_ready, keeper_wake;
     uint32_t writes_in_flight; /* transfers of kind WRITE queued or running */
+    uint32_t births; /* create jobs queued or running */
     struct kvs_removed *removed;
     struct kvs_absent *absent;
     struct kvs_delete *deletes; /* wait for the scans to end */

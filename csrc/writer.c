@@ -24,16 +24,6 @@ void kvs_writer_hold_locked(struct kvs_writer *writer)
     writer->refs++;
 }
 
-static void made_free(struct kvs_writer_extent *made)
-{
-    free(made->have);
-    free(made->layer_sent);
-    free(made->layer_have);
-    free(made->checksums);
-    free(made->region_offsets);
-    free(made);
-}
-
 /* The caller holds a reference to the store of its own. */
 void kvs_writer_drop_locked(struct kvs_writer *writer)
 {
@@ -44,7 +34,7 @@ void kvs_writer_drop_locked(struct kvs_writer *writer)
         if (writer->made[i]->extent) {
             kvs_extent_unpin_locked(writer->store, writer->made[i]->extent);
         }
-        made_free(writer->made[i]);
+        kvs_made_free(writer->made[i]);
     }
     kvs_ticket_drop_locked(writer->commit);
     atomic_fetch_sub(&writer->store->refs, 1);
@@ -72,53 +62,6 @@ static int keys_append(struct kvs_writer *writer, const struct kvs_key *keys, ui
         memcpy(grown, extras, count * sizeof(*keys));
     }
     writer->count = count;
-    return 0;
-}
-
-static int made_new(struct kvs_writer *writer, uint64_t first, uint32_t count, uint32_t count_max,
-                    int fixed)
-{
-    struct kvs_namespace *ns = writer->ns;
-    struct kvs_writer_extent **grown =
-        realloc(writer->made, (writer->made_count + 1) * sizeof(*grown));
-    struct kvs_writer_extent *made = calloc(1, sizeof(*made));
-    if (grown) {
-        writer->made = grown;
-    }
-    if (!grown || !made) {
-        free(made);
-        return -ENOMEM;
-    }
-    size_t cells = (size_t)ns->layer_count * count_max;
-    uint8_t order[KVS_ROOTS_MAX];
-    made->have = calloc(cells, 1);
-    made->layer_sent = calloc(ns->layer_count, 1);
-    made->layer_have = calloc(ns->layer_count, sizeof(*made->layer_have));
-    made->checksums = calloc(cells, sizeof(*made->checksums));
-    made->region_offsets = calloc(ns->layer_count, sizeof(*made->region_offsets));
-    kvs_root_order(writer->store, &writer->keys[first], order);
-    made->root = order[0];
-    if (!made->have || !made->layer_sent || !made->layer_have || !made->checksums ||
-        !made->region_offsets ||
-        kvs_extent_add_locked(writer->store, ns, made->root, count_max, &made->extent) < 0) {
-        made_free(made);
-        return -ENOMEM;
-    }
-    made->extent->regions = calloc(ns->layer_count, sizeof(*made->extent->regions));
-    if (!made->extent->regions) {
-        kvs_extent_unpin_locked(writer->store, made->extent);
-        made_free(made);
-        return -ENOMEM;
-    }
-    made->first = first;
-    made->count = count;
-    made->count_max = count_max;
-    made->fixed = (uint8_t)fixed;
-    made->temp.fd = -1;
-    for (uint32_t i = 0; i < ns->layer_count; i++) {
-        made->cells_missing += ns->cell_bytes[i] ? count : 0;
-    }
-    grown[writer->made_count++] = made;
     return 0;
 }
 
@@ -151,8 +94,8 @@ static int made_plan_locked(struct kvs_writer *writer, uint64_t from, int fixed)
         } while (at < end && !kvs_extent_lookup_locked(writer->store, writer->ns, &writer->keys[at],
                                                        &position));
         int open_end = !fixed && at == writer->count && at < cut;
-        error = made_new(writer, first, (uint32_t)(at - first),
-                         (uint32_t)(open_end ? cut - first : at - first), !open_end);
+        error = kvs_made_new_locked(writer, first, (uint32_t)(at - first),
+                                    (uint32_t)(open_end ? cut - first : at - first), !open_end);
     }
     return error;
 }

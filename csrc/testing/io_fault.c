@@ -353,11 +353,11 @@ int kvs_io_fault_settle(struct kvs_io_engine *engine, int timeout_ms)
 {
     struct timespec until = kvs_timespec(kvs_monotonic_ns() + (int64_t)timeout_ms * 1000000);
     struct fault_engine *f = lock(engine);
-    int waited = 0;
-    while (!is_settled(f) && waited != ETIMEDOUT) {
+    int waited = 0, settled;
+    /* One look decides: a wake-up that comes right after it belongs to what happens next. */
+    while (!(settled = is_settled(f)) && waited != ETIMEDOUT) {
         waited = pthread_cond_timedwait(&f->asleep, &f->lock, &until);
     }
-    int result = is_settled(f) ? 0 : -ETIMEDOUT;
     unlock(f);
-    return result;
+    return settled ? 0 : -ETIMEDOUT;
 }

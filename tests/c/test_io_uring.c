@@ -3,7 +3,7 @@
  * fixed buffers, which are used exactly where memory is registered.
  *
  * Includes the engine's source, with the shim, so that it can forge completions (no kernel answers
- * -EAGAIN on demand) and see each request as the kernel gets it. Build: gcc -std=gnu11 -Icsrc -pthread tests/c/test_io_uring.c
+ * -EAGAIN on demand) and see each request as the kernel gets it.
  */
 #define _GNU_SOURCE 1
 /* A second copy of the engine is compiled into this program: under names of its own. */
