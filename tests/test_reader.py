@@ -148,7 +148,13 @@ def test_a_golden_file_copied_into_a_root_is_served(name: str, tmp_path: Path) -
         assert all(cache.contains(key) for key in golden.keys)
         lease = _core.Lease(cache, keys, start, start + count, b"test", -1, 60 * 10**9)
         load = _core.Load(
-            lease, targets=None, page_tokens=0, table=None, flags=0, deadline_ns=20 * 10**9
+            lease,
+            targets=None,
+            page_tokens=0,
+            table=None,
+            owners=[],
+            flags=0,
+            deadline_ns=20 * 10**9,
         )
         for layer, cells in enumerate(golden.cells):
             assert load.layer_ticket(layer).wait(20 * 10**9)
