@@ -4,8 +4,6 @@ A Hit is plain data: it changes nothing, can be made again, slices, and travels 
 scheduler process to its workers. A Lease is state: it keeps blocks from eviction until released.
 """
 
-from types import TracebackType
-
 import msgspec
 
 from kvstore import _core
@@ -83,10 +81,5 @@ class Lease:
     def __enter__(self) -> "Lease":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()

@@ -8,7 +8,6 @@ Invariants
 
 import struct
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -111,23 +110,13 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
     async def __aenter__(self) -> "Writer":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.abort()
 
 
