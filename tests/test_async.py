@@ -27,6 +27,7 @@ from tests.support.stores import (
     Cells,
     cells_of,
     check_load,
+    fork,
     layout,
     opened,
     prompt,
@@ -298,7 +299,7 @@ def test_a_forked_child_is_refused_by_every_call(filled: Filled) -> None:
         store.drop_ram,
         store.flush_blocking,
     ]
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         refused = 0
         for call in calls:

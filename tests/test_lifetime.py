@@ -20,6 +20,7 @@ from tests.support.stores import (
     PART_BYTES,
     POOL,
     cells_of,
+    fork,
     layout,
     opened,
     prompt,
@@ -130,7 +131,7 @@ def test_a_forked_child_is_told_and_its_exit_harms_nobody(tmp_path: Path) -> Non
         cells = cells_of(kv.layout, 2)
         write(kv, chain, cells)
         load = kv.load(kv.match(chain))
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             refused = 0
             for call in (store.stats, lambda: kv.match(chain), lambda: load.wait(0)):

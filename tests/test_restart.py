@@ -28,6 +28,7 @@ from tests.support.prompts import (
     small_layout,
     tokens,
 )
+from tests.support.stores import fork
 
 LAYOUT = small_layout()
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -280,7 +281,7 @@ def test_the_lock_is_not_inherited_by_a_forked_child(tmp_path: Path) -> None:
     read, write = os.pipe()
     with opened(tmp_path) as store:
         put_all_prompts(store)
-        pid = os.fork()
+        pid = fork()
         if pid == 0:  # lives on with all descriptors of its parent
             os.close(write)
             os.read(read, 1)

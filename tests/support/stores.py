@@ -1,6 +1,8 @@
 """Small layouts, prompts and their cells for tests that open a store."""
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -83,6 +85,22 @@ def until(condition: Callable[[], object], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
         time.sleep(0.001)
+
+
+def fork() -> int:
+    """os.fork(). The allocator of a sanitizer, other than the C library's, does not survive a fork
+    while another thread allocates: there the child may hang before it reaches any code of ours. So
+    under one the fork waits until the store's threads sleep."""
+    if "asan" in os.environ.get("LD_PRELOAD", ""):
+        for _ in range(3):
+            until(other_threads_sleep)
+    return os.fork()
+
+
+def other_threads_sleep() -> bool:
+    mine = str(threading.get_native_id())
+    stats = [path / "stat" for path in Path("/proc/self/task").iterdir() if path.name != mine]
+    return all(stat.read_text().rpartition(") ")[2].startswith("S") for stat in stats)
 
 
 def reads_in_flight(device: FaultDevice) -> bool:
