@@ -1,5 +1,9 @@
-"""The life of test_oracle.py, its steps and every choice in them drawn by hypothesis: what fails is
-shrunk to a short life that fails, and is tried again first in the next run.
+"""The life of test_oracle.py, its steps drawn by hypothesis: what fails is shrunk to a short life
+that fails, and is tried again first in the next run.
+
+Hypothesis draws the steps and one seed for each. It must not draw what a step does with its seed:
+in a tight store that depends on what the store's threads have evicted so far, and hypothesis takes
+draws that differ between two runs of one life for an error of the test.
 
 What is known of the store, and what each step asserts, is in support/oracle.py.
 """
@@ -16,7 +20,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -25,7 +28,7 @@ from tests.support.oracle import Oracle
 
 ROOMY, TIGHT = 1 << 30, 400_000  # bytes; tight: some eleven full extents
 PRESS = 3  # whole prompts in a row, of two to three extents each
-choices = st.randoms(use_true_random=False)  # its draws are hypothesis's own, so they shrink
+choices = st.integers(0, 2**32 - 1).map(random.Random)
 LOOSE = settings(
     derandomize=False,
     print_blob=True,
@@ -33,7 +36,7 @@ LOOSE = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 QUICK = settings(LOOSE, max_examples=30, stateful_step_count=30)
-THOROUGH = settings(LOOSE, max_examples=300, stateful_step_count=100)
+THOROUGH = settings(LOOSE, max_examples=100, stateful_step_count=60)
 
 
 class Life(RuleBasedStateMachine):
@@ -49,9 +52,6 @@ class Life(RuleBasedStateMachine):
         assert self.oracle is not None
         self.oracle.rng = rng
         return self.oracle
-
-    def has_writers(self) -> bool:
-        return self.oracle is not None and bool(self.oracle.writers)
 
     @initialize(rng=choices)
     def open(self, rng: random.Random) -> None:
@@ -75,15 +75,17 @@ class Life(RuleBasedStateMachine):
     def open_writer(self, rng: random.Random) -> None:
         self.with_choices(rng).open_writer()
 
-    @precondition(has_writers)
     @rule(rng=choices)
     def put_part_of_a_prompt(self, rng: random.Random) -> None:
-        self.with_choices(rng).feed_writer()
+        oracle = self.with_choices(rng)
+        if oracle.writers:
+            oracle.feed_writer()
 
-    @precondition(has_writers)
     @rule(rng=choices)
     def commit_or_abort(self, rng: random.Random) -> None:
-        self.with_choices(rng).end_writer()
+        oracle = self.with_choices(rng)
+        if oracle.writers:
+            oracle.end_writer()
 
     @rule(rng=choices)
     def match(self, rng: random.Random) -> None:
