@@ -2,7 +2,7 @@
  * birth.c: an extent to be made, before it has a name: its record, room in the budget, a nameless
  * file of the final length, and giving all of it back when the extent is dropped.
  *
- * Runs on file workers, except where a name ends in _locked.
+ * Runs on file workers, except where a name ends in _locked (any thread).
  *
  * Invariants:
  *   1. Bytes are charged before fallocate and refunded when the file is given up.

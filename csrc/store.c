@@ -155,7 +155,6 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
     store->puts_tail = &store->puts;
     kvs_list_init(&store->cached);
     kvs_list_init(&store->files);
-    kvs_list_init(&store->queues);
     kvs_list_init(&store->leases);
     kvs_list_init(&store->loads);
     kvs_list_init(&store->writers);

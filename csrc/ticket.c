@@ -165,9 +165,6 @@ int kvs_queue_open(struct kvs_store *store, struct kvs_queue **out)
     }
     kvs_store_hold(store);
     queue->store = store;
-    kvs_lock(store);
-    kvs_list_add_last(&store->queues, &queue->link);
-    kvs_unlock(store);
     *out = queue;
     return 0;
 }
@@ -199,9 +196,6 @@ uint32_t kvs_queue_take(struct kvs_queue *queue, uint64_t *tokens, uint32_t max)
 void kvs_queue_close(struct kvs_queue *queue)
 {
     struct kvs_store *store = queue->store;
-    kvs_lock(store);
-    kvs_list_remove(&queue->link);
-    kvs_unlock(store);
     close(queue->fd);
     free(queue->tokens);
     free(queue);

@@ -38,7 +38,6 @@ struct kvs_ticket {
 
 struct kvs_queue {
     struct kvs_store *store; /* held */
-    struct kvs_link link;    /* in store->queues */
     uint64_t *tokens;        /* ring of what take() has not fetched */
     uint32_t head, count, room;
     int fd;
@@ -378,7 +377,7 @@ struct kvs_store {
     uint32_t region_count;
     struct kvs_link files;
     uint32_t file_count, file_max;
-    struct kvs_link queues, leases, loads, writers;
+    struct kvs_link leases, loads, writers;
     uint32_t lease_count;
     uint64_t reserved_total;
     pthread_t copier, keeper;
