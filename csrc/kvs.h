@@ -296,44 +296,7 @@ void kvs_writer_close(struct kvs_writer *writer);
  * Ticket result: 0 or -errno. */
 int kvs_flush(struct kvs_store *store, struct kvs_ticket **out);
 
-/* ------------------------------------------------------------------------------ what it says */
-
-struct kvs_stats {
-    uint64_t lookups, hit_blocks, missed_blocks;
-    uint64_t loads, loads_short, disk_bytes, ram_bytes, reads;
-    uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks, published_extents;
-    uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents;
-    uint64_t evicted_before_ttl[KVS_CLASSES_MAX], evicted_age_s_sum[KVS_CLASSES_MAX];
-    uint64_t removed_in_class[KVS_CLASSES_MAX];
-    uint64_t misses_by_reason[KVS_REASON_COUNT];
-    uint64_t extents, blocks, leases, open_files, regions;
-    uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes;
-    uint64_t index_bytes;
-};
-void kvs_stats(struct kvs_store *store, struct kvs_stats *out);
-
-struct kvs_root_info {
-    char path[1024];
-    char engine[24];
-    char engine_why[160];    /* what better engines said; "" when none was refused */
-    char file_system[16];
-    uint32_t registered;     /* pool registered with the ring */
-    int32_t register_error;  /* negative errno, 0 when fine */
-    uint32_t is_owner;
-    uint32_t warming;        /* the scan is still running */
-    uint32_t lost;           /* bits of enum kvs_fs_lost */
-    uint32_t io_depth;
-    uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes;
-    uint64_t reads_in_flight_max;
-};
-int kvs_root_info(struct kvs_store *store, uint32_t root, struct kvs_root_info *out);
-
-struct kvs_pool_info {
-    uint64_t base, bytes;
-    uint32_t page_kind;      /* enum kvs_page_kind */
-    uint32_t root_count;
-    double huge_coverage;
-};
-void kvs_pool_info(struct kvs_store *store, struct kvs_pool_info *out);
+/* What a store says of itself: counters, roots, pool. */
+#include "kvs_report.h"
 
 #endif

@@ -1,68 +1,44 @@
-"""The `kvstore` command. `kvstore info [DIR ...]` tells what a store would run on; nothing is made.
+"""The `kvstore` command: its words are the modules of `kvstore/commands/`.
 
-Exit codes: 0 done, 1 a directory cannot be opened as a store, 2 the command line is wrong.
+Exit codes of every word unless its help says otherwise: 0 done, 1 it could not be done (the reason
+is on stderr), 2 the command line is wrong.
 """
 
 import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import msgspec
-
+from kvstore.commands import info
+from kvstore.commands.common import FAILED
 from kvstore.errors import KvstoreError
-from kvstore.report import Info, build_info, render, render_build
-from kvstore.store import open_blocking
 from kvstore.version import VERSION
 
-_POOL = "64MiB"  # enough to see what kind of memory a store gets
+_WORDS = (info,)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     logging.getLogger("kvstore").addHandler(logging.NullHandler())  # `note` lines say it all
-    if not options.roots:
-        build = build_info(VERSION)
-        print(_json(build) if options.json else render_build(build))
-        return 0
     try:
-        info = _info(options.roots)
+        code: int = options.run(options)
     except (KvstoreError, OSError) as error:
         print(f"kvstore: {error}", file=sys.stderr)
-        return 1
-    print(_json(info) if options.json else render(info))
-    return 0
+        return FAILED
+    return code
 
 
-def _info(roots: Sequence[Path]) -> Info:
-    """Opens the directories as a peer, which evicts nothing, and asks."""
-    for root in roots:
-        if not root.is_dir():
-            raise FileNotFoundError(
-                f"{root} is not a directory; make it (mkdir -p), or name a store's directory"
-            )
-    with open_blocking(*roots, role="peer", pool=_POOL) as store:
-        return store.info()
-
-
-def _json(what: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(what)).decode()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Every word with its arguments."""
+    whole = argparse.ArgumentParser(
         prog="kvstore", description="Keeps LLM KV-cache blocks on SSD and streams them back."
     )
-    parser.add_argument("--version", action="version", version=f"kvstore {VERSION}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    info = commands.add_parser(
-        "info", help="what this build and these directories run on, and every slower path taken"
-    )
-    info.add_argument("roots", nargs="*", type=Path, metavar="DIR", help="directories of a store")
-    info.add_argument("--json", action="store_true", help="machine-readable")
-    return parser
+    whole.add_argument("--version", action="version", version=f"kvstore {VERSION}")
+    commands = whole.add_subparsers(dest="command", required=True)
+    for word in _WORDS:
+        word.add(commands)
+    return whole
 
 
 if __name__ == "__main__":

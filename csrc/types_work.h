@@ -1,0 +1,178 @@
+/*
+ * types_work.h: the structs of work under way on a store: transfers, leases, loads, writers, puts.
+ * What they work on: types.h, which includes this file. Who owns what: store.h.
+ */
+#ifndef KVS_TYPES_WORK_H
+#define KVS_TYPES_WORK_H
+
+#include <stdint.h>
+
+#include "kvs.h"
+#include "list.h"
+
+enum {
+    KVS_PIECE_BYTES = 1 << 20, /* one device operation at most */
+    KVS_OWNER_BYTES = 64
+};
+
+struct kvs_extent;
+struct kvs_file;
+struct kvs_namespace;
+struct kvs_region;
+struct kvs_writer_extent;
+
+/* ---- transfers: what the I/O thread moves ---- */
+
+enum kvs_transfer_kind { KVS_TRANSFER_REGION, KVS_TRANSFER_DIRECT, KVS_TRANSFER_WRITE };
+
+struct kvs_transfer {
+    struct kvs_transfer *next;
+    enum kvs_transfer_kind kind;
+    int fd;
+    uint64_t file_offset;
+    uint8_t *memory;
+    uint64_t bytes, submitted;
+    uint32_t in_flight;
+    int32_t error;
+    uint8_t retried;
+    struct kvs_file *file; /* held (reads) */
+    struct kvs_region *region; /* held (REGION, WRITE) */
+    struct kvs_load *load; /* held (DIRECT) */
+    uint32_t layer, span; /* DIRECT */
+    uint8_t position, count; /* DIRECT: cells of the extent in this run */
+    struct kvs_writer *writer; /* held (WRITE) */
+    struct kvs_writer_extent *made; /* WRITE */
+};
+
+struct kvs_slot {
+    struct kvs_io_op op;
+    struct kvs_transfer *transfer;
+    struct kvs_slot *next_free;
+    uint64_t piece_start; /* in the transfer */
+    uint32_t piece_bytes, tries;
+    int32_t short_bytes; /* what each try moved; -1: not the same */
+};
+
+/* ---- leases ---- */
+
+struct kvs_lease {
+    struct kvs_store *store; /* held */
+    struct kvs_link link; /* store->leases while alive */
+    struct kvs_namespace *ns;
+    struct kvs_key *keys; /* [end] */
+    uint64_t first, end;
+    struct kvs_extent **pinned;
+    uint32_t pinned_count, refs, holds; /* holds: handles of its owner; refs: with running loads */
+    int retention, alive;
+    uint32_t loads_running;
+    int64_t timeout_ns, ends_ns;
+    char owner[KVS_OWNER_BYTES];
+};
+
+/* ---- loads ---- */
+
+enum kvs_load_state { KVS_LOAD_RESOLVING, KVS_LOAD_WAITING, KVS_LOAD_RUNNING, KVS_LOAD_ENDED };
+
+struct kvs_load_span {
+    struct kvs_extent *extent; /* pinned until the load ends */
+    struct kvs_file *file; /* held once attached */
+    uint64_t first_block; /* absolute */
+    uint32_t next_layer; /* not planned yet */
+    uint8_t position, count; /* cells in the extent */
+    uint8_t root, failed;
+};
+
+struct kvs_run { /* one span of one layer */
+    struct kvs_region *region; /* held for the reader, NULL with caller memory */
+    uint16_t direct_pending; /* transfers straight into caller memory */
+    uint8_t reread; /* one of them failed its check: once more, through the pool */
+};
+
+struct kvs_load_layer_state {
+    uint32_t pending; /* spans not done */
+    uint64_t good; /* leading blocks, counted from first */
+    uint64_t blocks; /* once ready: min over layers 0..this */
+    uint8_t reason, ready, released;
+    int64_t ready_ns;
+    struct kvs_ticket *ticket; /* held */
+};
+
+struct kvs_load {
+    struct kvs_store *store; /* held */
+    struct kvs_link link; /* store->loads until ended */
+    struct kvs_lease *lease; /* held */
+    struct kvs_namespace *ns;
+    struct kvs_load_span *spans;
+    uint32_t span_count, refs, flags;
+    struct kvs_run *runs; /* [layer][span] */
+    struct kvs_load_layer_state *layers;
+    uint32_t layers_ready;
+    uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
+    uint64_t tried_round[KVS_ROOTS_MAX];
+    uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
+    uint64_t first, blocks; /* of the lease */
+    uint8_t state;
+    int64_t deadline_ns; /* boot clock */
+    uint64_t held_bytes, reserved_bytes;
+    uint32_t memory_users;
+    struct kvs_ticket *drained;
+    struct kvs_into into; /* own copies; targets NULL: pool */
+    uint8_t *block_memory;
+    struct kvs_load_stats stats;
+};
+
+/* ---- writers ---- */
+
+enum kvs_made_state {
+    KVS_MADE_FRESH,
+    KVS_MADE_CREATING,
+    KVS_MADE_READY,
+    KVS_MADE_PUBLISHED,
+    KVS_MADE_DROPPED
+};
+
+struct kvs_writer_extent {
+    struct kvs_extent *extent; /* pinned; regions[] hold the staged cells */
+    uint64_t first; /* absolute */
+    uint32_t count, count_max; /* blocks; count_max: up to the grid cut */
+    uint8_t state, fixed;
+    uint32_t cells_missing, writes_in_flight;
+    uint32_t root;
+    uint8_t *have; /* [layer][count_max] */
+    uint8_t *layer_sent; /* [layer] */
+    uint32_t *layer_have; /* [layer] */
+    uint64_t *checksums; /* [layer][count_max] */
+    struct kvs_fs_temp temp; /* fd -1: none */
+    uint64_t charged_bytes;
+    uint32_t header_bytes, with_extras;
+    uint64_t file_bytes;
+    uint64_t *region_offsets;
+};
+
+enum kvs_writer_state { KVS_WRITER_OPEN, KVS_WRITER_COMMITTING, KVS_WRITER_DONE };
+
+struct kvs_writer {
+    struct kvs_store *store; /* held */
+    struct kvs_link link; /* store->writers */
+    struct kvs_namespace *ns;
+    struct kvs_key *keys; /* [count] */
+    struct kvs_key *extras; /* [count] digests, or NULL */
+    uint64_t start, count;
+    uint32_t flags, refs, puts_pending;
+    uint8_t state, class_number, publishing;
+    struct kvs_writer_extent **made;
+    uint32_t made_count;
+    struct kvs_ticket *commit; /* held */
+    struct kvs_writer_stats stats;
+};
+
+struct kvs_put {
+    struct kvs_put *next;
+    struct kvs_writer *writer; /* held */
+    struct kvs_ticket *ticket; /* held */
+    uint32_t layer;
+    uint64_t first, count;
+    struct kvs_source sources[KVS_PARTS_MAX];
+};
+
+#endif
