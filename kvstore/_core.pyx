@@ -24,7 +24,7 @@ from cpython.buffer cimport (
 )
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EAGAIN, ENOENT, E2BIG, ETIMEDOUT
+from libc.errno cimport EAGAIN, EBUSY, ENOENT, E2BIG, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -166,6 +166,9 @@ def format_constants():
         fields = found.setdefault(DISK_FIELDS[i].structure.decode(), {})
         fields[DISK_FIELDS[i].field.decode()] = (DISK_FIELDS[i].offset, DISK_FIELDS[i].bytes)
     return found
+
+
+include "_offline.pxi"
 
 
 # -------------------------------------------------------------------------------------- memory
