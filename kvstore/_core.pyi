@@ -68,6 +68,7 @@ class Store(Handle):
         pool_bytes: int,
         reserve_bytes: int,
         min_age_s: int,
+        scrub_bytes_per_s: int = 0,
         manual_ticks: bool = False,
         clock: VirtualClock | None = None,
         files: FaultFiles | None = None,

@@ -373,7 +373,8 @@ cdef class Store(Handle):
 
     def __init__(self, *, list roots not None, list classes not None, uint32_t default_class,
                  int role, int engine, uint32_t io_depth, uint64_t pool_bytes,
-                 uint64_t reserve_bytes, int64_t min_age_s, bint manual_ticks=False,
+                 uint64_t reserve_bytes, int64_t min_age_s, uint64_t scrub_bytes_per_s=0,
+                 bint manual_ticks=False,
                  VirtualClock clock=None, FaultFiles files=None, list engines=None):
         """roots: (path bytes, capacity bytes, 0 for the default); classes: (name bytes, ttl s)."""
         if self.handle is not NULL:
@@ -399,6 +400,7 @@ cdef class Store(Handle):
         options.pool_bytes = pool_bytes
         options.reserve_bytes = reserve_bytes
         options.min_age_s = min_age_s
+        options.scrub_bytes_per_s = scrub_bytes_per_s
         options.manual_ticks = manual_ticks
         if clock is not None:
             options.clock = kvs_virtual_clock_face(clock.handle)

@@ -99,6 +99,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t pool_bytes
         uint64_t reserve_bytes
         int64_t min_age_s
+        uint64_t scrub_bytes_per_s
         uint32_t manual_ticks
         kvs_fs *fs
         kvs_clock *clock
@@ -246,6 +247,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
         uint64_t published_extents
         uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents
+        uint64_t scrub_bytes, scrub_extents, scrub_damaged, scrub_passes
         uint64_t evicted_before_ttl[16]
         uint64_t evicted_age_s_sum[16]
         uint64_t removed_in_class[16]
@@ -269,6 +271,8 @@ cdef extern from "kvs.h" nogil:
         uint32_t io_depth
         uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes
         uint64_t reads_in_flight_max
+        uint64_t scrub_bytes_per_s
+        uint64_t scrub_pass_extents
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
 
