@@ -60,12 +60,13 @@ def listing(root: Path) -> list[Moved]:
 
 
 def remove(root: Path, wanted: Sequence[str]) -> list[str]:
-    """Removes them; returns those that were there. Raises ValueError for a name that leads
-    elsewhere, OSError."""
+    """Removes them; returns those that were there. OSError, also for a name that leads elsewhere;
+    then nothing was removed."""
     removed = []
     for name in wanted:
         if name != os.path.basename(name) or name in ("", ".", ".."):
-            raise ValueError(f"{name!r} is no name in quarantine/")
+            raise OSError(f"{name!r} is no name in {DIRECTORY}/")
+    for name in wanted:
         path = root / DIRECTORY / name
         try:
             if stat.S_ISDIR(path.lstat().st_mode):
