@@ -9,12 +9,12 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from kvstore.commands import info, plan
+from kvstore.commands import explain, info, plan
 from kvstore.commands.common import FAILED
 from kvstore.errors import KvstoreError
 from kvstore.version import VERSION
 
-_WORDS = (info, plan)
+_WORDS = (info, explain, plan)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
