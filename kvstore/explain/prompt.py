@@ -33,8 +33,10 @@ class PromptError(ValueError):
 class Encoding(Protocol):
     """What is used of `tokenizers.Encoding`."""
 
-    ids: list[int]
-    offsets: list[tuple[int, int]]
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...
 
 
 class Tokenizer(Protocol):
