@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return OPERATIONAL
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
         print(f"kvstore: {error}", file=sys.stderr)
         return OPERATIONAL
     if sys.stderr.isatty():
