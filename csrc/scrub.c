@@ -312,14 +312,12 @@ static void budget_fill_locked(struct kvs_scrub *scrub, int64_t now_ns)
 {
     uint64_t burst = scrub->bytes_per_s / 5;
     int64_t most = burst > KVS_PIECE_BYTES ? (int64_t)burst : KVS_PIECE_BYTES;
-    unsigned __int128 scaled = (unsigned __int128)scrub->bytes_per_s;
-    scaled *= (uint64_t)(now_ns - scrub->filled_ns);
-    uint64_t more =
-        scaled / KVS_NS_PER_S > INT64_MAX / 2 ? INT64_MAX / 2 : (uint64_t)(scaled / KVS_NS_PER_S);
+    unsigned __int128 more = (uint64_t)(now_ns - scrub->filled_ns);
+    more = more * scrub->bytes_per_s / KVS_NS_PER_S;
     if (more > 0) {
         scrub->filled_ns = now_ns;
-        scrub->budget_bytes += (int64_t)more;
-        scrub->budget_bytes = scrub->budget_bytes < most ? scrub->budget_bytes : most;
+        int fills = more >= (uint64_t)(most - scrub->budget_bytes);
+        scrub->budget_bytes = fills ? most : scrub->budget_bytes + (int64_t)more;
     }
 }
 

@@ -159,15 +159,6 @@ def xxh3(data):
     return value
 
 
-def format_constants():
-    """Struct of an extent file -> field -> (offset, bytes), as the compiler laid them out."""
-    found = {}
-    for i in range(DISK_FIELD_COUNT):
-        fields = found.setdefault(DISK_FIELDS[i].structure.decode(), {})
-        fields[DISK_FIELDS[i].field.decode()] = (DISK_FIELDS[i].offset, DISK_FIELDS[i].bytes)
-    return found
-
-
 include "_offline.pxi"
 
 

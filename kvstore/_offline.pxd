@@ -35,3 +35,37 @@ cdef extern from "owner.h" nogil:
     int kvs_owner_lock_take(const char *root_path, char *holder, uint32_t holder_bytes,
                             kvs_owner_lock **out)
     void kvs_owner_lock_give(kvs_owner_lock *lock)
+
+# The layout of an extent file, as compiled: tests hold docs/FORMAT.md against it.
+cdef extern from *:
+    """
+    #include <stddef.h>
+    #include "format.h"
+
+    #define DISK_FIELD(s, f) {#s, #f, offsetof(struct s, f), sizeof(((struct s *)0)->f)}
+    static const struct disk_field {
+        const char *structure, *field;
+        size_t offset, bytes;
+    } DISK_FIELDS[] = {
+        DISK_FIELD(kvs_disk_header, magic), DISK_FIELD(kvs_disk_header, version),
+        DISK_FIELD(kvs_disk_header, section_count), DISK_FIELD(kvs_disk_header, header_bytes),
+        DISK_FIELD(kvs_disk_header, file_bytes), DISK_FIELD(kvs_disk_header, page_xxh3),
+        DISK_FIELD(kvs_disk_header, layer_count), DISK_FIELD(kvs_disk_header, block_count),
+        DISK_FIELD(kvs_disk_header, block_tokens), DISK_FIELD(kvs_disk_header, zero),
+        DISK_FIELD(kvs_disk_section, type), DISK_FIELD(kvs_disk_section, flags),
+        DISK_FIELD(kvs_disk_section, offset), DISK_FIELD(kvs_disk_section, bytes),
+        DISK_FIELD(kvs_disk_section, zero), DISK_FIELD(kvs_disk_section, xxh3),
+        DISK_FIELD(kvs_disk_chain, parent), DISK_FIELD(kvs_disk_chain, start),
+        DISK_FIELD(kvs_disk_chain, parent_known), DISK_FIELD(kvs_disk_chain, zero),
+        DISK_FIELD(kvs_disk_class, name), DISK_FIELD(kvs_disk_class, created_s),
+        DISK_FIELD(kvs_disk_class, ttl_s),
+    };
+    enum { DISK_FIELD_COUNT = sizeof(DISK_FIELDS) / sizeof(DISK_FIELDS[0]) };
+    """
+    struct disk_field:
+        const char *structure
+        const char *field
+        size_t offset
+        size_t bytes
+    const disk_field DISK_FIELDS[]
+    enum: DISK_FIELD_COUNT

@@ -4,6 +4,15 @@
 from kvstore._offline cimport *
 
 
+def format_constants():
+    """Struct of an extent file -> field -> (offset, bytes), as the compiler laid them out."""
+    found = {}
+    for i in range(DISK_FIELD_COUNT):
+        fields = found.setdefault(DISK_FIELDS[i].structure.decode(), {})
+        fields[DISK_FIELDS[i].field.decode()] = (DISK_FIELDS[i].offset, DISK_FIELDS[i].bytes)
+    return found
+
+
 def decode_header(data):
     """What the front of an extent file says, or the word of the verdict that ended it. The first
     page alone gives what a scan needs; all header_bytes also `cell_bytes` (per layer) and

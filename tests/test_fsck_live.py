@@ -109,6 +109,18 @@ def test_for_people_it_says_what_is_wrong_and_what_repair_would_do(
     assert "clean (headers and names" in capsys.readouterr().out
 
 
+def test_progress_is_drawn_on_a_terminal_and_nowhere_else(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["fsck", str(root)]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("kvstore.commands.fsck._PROGRESS_S", 0)
+    assert main(["fsck", str(root), "--deep"]) == 0
+    drawn = capsys.readouterr().err
+    assert "2 extents" in drawn and "\n" not in drawn
+
+
 # ------------------------------------------------------------------------ beside a live owner
 
 
