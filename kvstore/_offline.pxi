@@ -81,6 +81,8 @@ cdef class OwnerLock:
     def __init__(self, bytes root):
         cdef char holder[256]
         memset(holder, 0, sizeof(holder))
+        if self.handle is not NULL:
+            raise ValueError("the lock is taken already")
         cdef int code = kvs_owner_lock_take(root, holder, 256, &self.handle)
         if code == -EBUSY:
             raise BlockingIOError(holder.decode())
@@ -92,4 +94,5 @@ cdef class OwnerLock:
         self.handle = NULL
 
     def __dealloc__(self):
-        self.close()
+        if self.handle is not NULL:
+            kvs_owner_lock_give(self.handle)

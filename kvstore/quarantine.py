@@ -35,11 +35,15 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def names(root: Path) -> list[str]:
-    """Names in quarantine, the oldest first; none when there is no such directory."""
+    """Names in quarantine, the oldest first; none when there is no such directory. OSError, also
+    when it is a link: what it leads to is not ours."""
+    place = root / DIRECTORY
     try:
-        return sorted(os.listdir(root / DIRECTORY))
+        if not stat.S_ISDIR(place.lstat().st_mode):
+            raise NotADirectoryError(f"{place} is no directory")
     except FileNotFoundError:
         return []
+    return sorted(os.listdir(place))
 
 
 def moved_at(name: str) -> int:
@@ -62,11 +66,12 @@ def listing(root: Path) -> list[Moved]:
 def remove(root: Path, wanted: Sequence[str]) -> list[str]:
     """Removes them; returns those that were there. OSError, also for a name that leads elsewhere;
     then nothing was removed."""
-    removed = []
+    there = set(names(root))
     for name in wanted:
         if name != os.path.basename(name) or name in ("", ".", ".."):
             raise OSError(f"{name!r} is no name in {DIRECTORY}/")
-    for name in wanted:
+    removed = []
+    for name in there.intersection(wanted):
         path = root / DIRECTORY / name
         try:
             if stat.S_ISDIR(path.lstat().st_mode):
@@ -76,7 +81,7 @@ def remove(root: Path, wanted: Sequence[str]) -> list[str]:
         except FileNotFoundError:
             continue
         removed.append(name)
-    return removed
+    return sorted(removed)
 
 
 def move(root: Path, path: str, *, now_s: int) -> str:

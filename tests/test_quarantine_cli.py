@@ -91,10 +91,11 @@ def test_what_is_no_file_is_removed_like_one(root: Path, command: Command) -> No
     outside.write_text("stays")
     assert len(move_aside(root)) == 2
     (root / "quarantine" / "link").symlink_to(outside)
+    os.mkfifo(root / "quarantine" / "an odd name \udcff\n")
     code, told = command("ls")
     assert {one["why"] for one in told} == {"not-a-file"}
     code, told = command("rm", "--all")
-    assert (code, len(told["removed"]), moved(root)) == (0, 3, [])
+    assert (code, len(told["removed"]), moved(root)) == (0, 4, [])
     assert outside.read_text() == "stays"
 
 
@@ -115,6 +116,18 @@ def test_a_name_that_is_not_there_is_told_and_one_that_leads_elsewhere_refused(
     assert main(["quarantine", "rm", str(root), "../root.json"]) == 1
     assert "../root.json" in capsys.readouterr().err
     assert (root / "root.json").exists()
+
+
+def test_a_linked_quarantine_is_not_followed(root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text("stays")
+    (root / "quarantine").symlink_to(elsewhere)
+    assert main(["quarantine", "ls", str(root)]) == 1
+    assert main(["quarantine", "rm", str(root), "--all"]) == 1
+    os.truncate(extents(root)[0], 100)
+    assert check(root, repair=True).code == 4
+    assert [path.name for path in elsewhere.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("words", [["ls", "--all"], ["rm"], ["rm", "x", "--all"], ["mv"]])

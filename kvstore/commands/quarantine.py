@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.commands.common import DONE, FAILED, Parser, declare, need_directory, to_json
-from kvstore.quarantine import Moved, listing, moved_at, names, remove
+from kvstore.quarantine import Moved, listing, moved_at, names, printable, remove
 from kvstore.units import format_size, parse_duration
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
         return DONE
     wanted = _wanted(options, names(root))
     removed = remove(root, wanted)
-    missing = [name for name in wanted if name not in removed] if options.names else []
+    missing = [printable(name) for name in wanted if name not in removed] if options.names else []
+    removed = [printable(name) for name in removed]
     if options.json:
         print(to_json({"removed": removed, "missing": missing}))
     else:
