@@ -24,7 +24,7 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out);
 struct kvs_root_info {
     char path[1024];
     char engine[24];
-    char engine_why[160];    /* what better engines said; "" when none was refused */
+    char engine_why[256];    /* what better engines said; "" when none was refused */
     char file_system[16];
     uint32_t registered;     /* pool registered with the ring */
     int32_t register_error;  /* negative errno, 0 when fine */

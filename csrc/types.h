@@ -11,6 +11,7 @@
 #include "arena.h"
 #include "format.h"
 #include "index.h"
+#include "io_choose.h"
 #include "kvs.h"
 #include "list.h"
 #include "types_work.h"
@@ -153,7 +154,7 @@ struct kvs_root {
     int fd, lock_fd; /* lock_fd -1: not the owner */
     int is_owner, warming;
     struct kvs_io_engine *engine;
-    char engine_why[160];
+    char engine_why[KVS_ENGINE_WHY_BYTES];
     int register_error;
     /* I/O thread: slots are its own; queues under the lock */
     pthread_t io_thread;

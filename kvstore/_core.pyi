@@ -188,7 +188,12 @@ class FaultFiles:
 
 class RawReader:
     def __init__(
-        self, paths: list[bytes], io_bytes: int, depth_max: int, memory_bytes: int
+        self,
+        paths: list[bytes],
+        io_bytes: int,
+        depth_max: int,
+        memory_bytes: int,
+        engine: str = "auto",
     ) -> None: ...
     def run(self, depth: int, duration_ns: int) -> tuple[int, int]: ...
     @property

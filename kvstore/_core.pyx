@@ -56,6 +56,7 @@ ENGINES = {
     "auto": KVS_ENGINE_AUTO,
     "io_uring": KVS_ENGINE_URING,
     "io_uring_plain": KVS_ENGINE_URING_PLAIN,
+    "aio": KVS_ENGINE_AIO,
     "threads": KVS_ENGINE_THREADS,
 }
 PAGE_KINDS = {
@@ -901,7 +902,8 @@ cdef class RawReader:
     cdef kvs_raw_reader *handle
 
     def __cinit__(self, list paths not None, uint32_t io_bytes, uint32_t depth_max,
-                  uint64_t memory_bytes):
+                  uint64_t memory_bytes, str engine="auto"):
+        cdef kvs_engine_choice choice = ENGINES[engine]
         cdef const char **array = <const char **>calloc(len(paths) + 1, sizeof(char *))
         cdef uint32_t count = <uint32_t>len(paths)
         cdef bytes path
@@ -913,7 +915,7 @@ cdef class RawReader:
                 array[i] = PyBytes_AS_STRING(path)  # owned by `paths`
             with nogil:
                 code = kvs_raw_reader_open(array, count, io_bytes, depth_max, memory_bytes,
-                                           &self.handle)
+                                           choice, &self.handle)
         finally:
             free(array)
         check(code, "opening files for raw reads (O_DIRECT)")

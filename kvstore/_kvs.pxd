@@ -75,7 +75,8 @@ cdef extern from "kvs.h" nogil:
         KVS_ROLE_OWNER, KVS_ROLE_PEER, KVS_ROLE_AUTO
 
     enum kvs_engine_choice:
-        KVS_ENGINE_AUTO, KVS_ENGINE_URING, KVS_ENGINE_URING_PLAIN, KVS_ENGINE_THREADS
+        KVS_ENGINE_AUTO, KVS_ENGINE_URING, KVS_ENGINE_URING_PLAIN, KVS_ENGINE_AIO
+        KVS_ENGINE_THREADS
 
     struct kvs_class:
         char name[16]
@@ -259,7 +260,7 @@ cdef extern from "kvs.h" nogil:
     struct kvs_root_info_struct "kvs_root_info":
         char path[1024]
         char engine[24]
-        char engine_why[160]
+        char engine_why[256]
         char file_system[16]
         uint32_t registered
         int32_t register_error
@@ -390,7 +391,8 @@ cdef extern from "testing/raw_read.h" nogil:
         int64_t ns
 
     int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                            uint32_t depth_max, uint64_t memory_bytes, kvs_raw_reader **out)
+                            uint32_t depth_max, uint64_t memory_bytes,
+                            kvs_engine_choice engine, kvs_raw_reader **out)
     int kvs_raw_reader_run(kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
                            kvs_raw_result *out)
     const char *kvs_raw_reader_engine(const kvs_raw_reader *reader)

@@ -202,18 +202,19 @@ def raw_read_ceiling(
     depths: Sequence[int] = DEPTHS,
     seconds: float = 0.4,
     memory_bytes: int = 0,
+    engine: str = "auto",
 ) -> Ceiling:
     """The device's ceiling: O_DIRECT reads of io_bytes (a multiple of 4096) over the files, round
     and round, into registered huge-page memory, `seconds` at each depth. No store is involved.
 
     memory_bytes: how much memory the reads fill, round and round; 0: each read in flight uses its
     one buffer again, which stays in the processor's cache and can look much faster than any reader
-    that keeps what it reads. OSError when a file cannot be read with O_DIRECT.
+    that keeps what it reads. engine: as `open` takes it. OSError when a file cannot be read with O_DIRECT.
     """
     if not paths or not depths:
         raise ValueError("a ceiling needs files and depths")
     reader = _core.RawReader(
-        [os.fsencode(path) for path in paths], io_bytes, max(depths), memory_bytes
+        [os.fsencode(path) for path in paths], io_bytes, max(depths), memory_bytes, engine
     )
     by_depth = {}
     for depth in depths:

@@ -21,7 +21,7 @@ from kvstore import Cache, Chain, Layout, Load, Pages, Store, alloc
 from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
 from tests.support.stores import BLOCK_TOKENS, Cells, cells_of, check_load, opened, prompt, until
 
-ENGINES = ["io_uring", "io_uring_plain", "threads", "fault"]
+ENGINES = ["io_uring", "io_uring_plain", "aio", "threads", "fault"]
 LAYERS = 3
 BLOCKS = 21  # one whole extent and a short one
 
