@@ -33,7 +33,8 @@ static void times_write(struct kvs_root *root, int fd, struct kvs_extent *extent
     kvs_unlock(store);
     if (store->fs->calls->stat_fd(store->fs, fd, &stat) == 0) {
         until = stat.mtime_s > until ? stat.mtime_s : until;
-        used = stat.atime_s > used ? stat.atime_s : used;
+        int64_t used_by_others = kvs_last_use_s(root, extent, &stat);
+        used = used_by_others > used ? used_by_others : used;
     }
     if (store->fs->calls->set_times(store->fs, fd, used, until) == 0) {
         kvs_lock(store);

@@ -37,6 +37,12 @@ struct kvs_root_info {
 };
 int kvs_root_info(struct kvs_store *store, uint32_t root, struct kvs_root_info *out);
 
+struct kvs_files_info {
+    uint64_t descriptor_limit; /* RLIMIT_NOFILE, raised to the hard limit */
+    uint32_t open_max;         /* extents kept open */
+};
+void kvs_files_info(struct kvs_store *store, struct kvs_files_info *out);
+
 struct kvs_pool_info {
     uint64_t base, bytes;
     uint32_t page_kind;      /* enum kvs_page_kind */

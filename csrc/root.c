@@ -147,7 +147,7 @@ static int engine_open(struct kvs_root *root, const struct kvs_options *options)
         .engine = options->engine,
         .depth = depth_of(options),
         .file_system = root->space.type,
-        .direct = 1,
+        .direct = root->direct,
     };
     int error = kvs_io_choose(&wish, &root->engine, root->engine_why);
     if (!error && options->engine != KVS_ENGINE_URING_PLAIN) {
@@ -174,15 +174,18 @@ static void size_take(struct kvs_root *root, const struct kvs_root_options *opti
 static int lock_take(struct kvs_root *root, char *message, uint32_t message_bytes)
 {
     char holder[160] = "";
+    if (root->store->role == KVS_ROLE_PEER) {
+        return 0;
+    }
     int error = -EBUSY;
     /* A peer that looks whether there is an owner holds the lock for a moment. */
-    for (int i = 0; root->store->role != KVS_ROLE_PEER && error == -EBUSY && i < LOCK_TRIES; i++) {
+    for (int i = 0; error == -EBUSY && i < LOCK_TRIES; i++) {
         struct timespec moment = {0, i * 10000000l};
         nanosleep(&moment, NULL);
         error = kvs_root_try_lock(root, holder, sizeof(holder));
     }
-    if (error == -EBUSY && root->store->role != KVS_ROLE_OWNER) {
-        return 0;
+    if (error && root->store->role == KVS_ROLE_AUTO) {
+        return 0; /* taken, or read-only: a peer's lot */
     }
     if (error == -EBUSY) {
         snprintf(message, message_bytes,
@@ -228,6 +231,10 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     }
     size_take(root, options, all);
     error = lock_take(root, message, message_bytes);
+    if (error) {
+        return error;
+    }
+    error = kvs_root_probe(root, message, message_bytes);
     if (error) {
         return error;
     }

@@ -69,6 +69,8 @@ LOST = {
     "noatime": KVS_FS_LOST_NOATIME,
     "tmpfile": KVS_FS_LOST_TMPFILE,
     "allocate": KVS_FS_LOST_ALLOCATE,
+    "atime": KVS_FS_LOST_ATIME,
+    "write": KVS_FS_LOST_WRITE,
 }
 REASONS = tuple(kvs_reason_name(<kvs_reason>i).decode() for i in range(KVS_REASON_COUNT))
 
@@ -465,6 +467,11 @@ cdef class Store(Handle):
     def root_info(self, uint32_t root):
         cdef kvs_root_info_struct info
         check(kvs_root_info(self.open_handle(), root, &info), "root_info")
+        return info
+
+    def files_info(self):
+        cdef kvs_files_info_struct info
+        kvs_files_info(self.open_handle(), &info)
         return info
 
     def pool_info(self):
@@ -894,6 +901,12 @@ cdef class FaultFiles:
 
     def set_space(self, uint64_t total_bytes, uint64_t free_bytes):
         kvs_fs_fault_set_space(self.handle, total_bytes, free_bytes)
+
+    def set_poor(self, uint32_t poor):
+        kvs_fs_fault_set_poor(self.handle, poor)
+
+    def set_direct_unit(self, int unit_bytes):
+        kvs_fs_fault_set_direct_unit(self.handle, unit_bytes)
 
 
 cdef class RawReader:

@@ -41,6 +41,7 @@ cdef extern from "fs.h" nogil:
 
     enum kvs_fs_lost:
         KVS_FS_LOST_DIRECT, KVS_FS_LOST_NOATIME, KVS_FS_LOST_TMPFILE, KVS_FS_LOST_ALLOCATE
+        KVS_FS_LOST_ATIME, KVS_FS_LOST_WRITE
 
     int kvs_fs_posix_open(kvs_fs **out)
     void kvs_fs_posix_close(kvs_fs *fs)
@@ -273,6 +274,12 @@ cdef extern from "kvs.h" nogil:
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
 
+    struct kvs_files_info_struct "kvs_files_info":
+        uint64_t descriptor_limit
+        uint32_t open_max
+
+    void kvs_files_info(kvs_store *store, kvs_files_info_struct *out)
+
     struct kvs_pool_info_struct "kvs_pool_info":
         uint64_t base, bytes
         uint32_t page_kind
@@ -375,12 +382,19 @@ cdef extern from "testing/fs_fault.h" nogil:
         uint64_t skip
         uint64_t count
 
+    enum:
+        KVS_FS_POOR_DIRECT
+        KVS_FS_POOR_ATIME_ZERO
+        KVS_FS_POOR_ATIME_MTIME
+
     int kvs_fs_fault_open(kvs_fs *inner, kvs_fs **out)
     void kvs_fs_fault_close(kvs_fs *fs)
     void kvs_fs_fault_add(kvs_fs *fs, const kvs_fs_fault *fault)
     void kvs_fs_fault_clear(kvs_fs *fs)
     uint64_t kvs_fs_fault_calls(kvs_fs *fs, kvs_fs_call call)
     void kvs_fs_fault_set_space(kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
+    void kvs_fs_fault_set_poor(kvs_fs *fs, uint32_t poor)
+    void kvs_fs_fault_set_direct_unit(kvs_fs *fs, int bytes)
 
 cdef extern from "testing/raw_read.h" nogil:
     struct kvs_raw_reader:

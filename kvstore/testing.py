@@ -8,7 +8,7 @@ implementations of the core's two waists, so the code under test is the code tha
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import TypedDict
 
 import msgspec
@@ -57,6 +57,15 @@ class FileCall(IntEnum):
     WRITE_AT = 16
     CLOSE = 17
     LOCK = 18
+    DIRECT_UNIT = 19
+
+
+class Poor(IntFlag):
+    """What a file system pretends not to have."""
+
+    DIRECT = 1  # files are open without O_DIRECT, as after EINVAL for it
+    ATIME_ZERO = 2  # last use reads as 0
+    ATIME_MTIME = 4  # last use reads as mtime
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +165,14 @@ class FaultFiles:
     def set_space(self, total_bytes: int, free_bytes: int) -> None:
         """What the file system pretends to have; 0: the real figures."""
         self.core.set_space(total_bytes, free_bytes)
+
+    def set_poor(self, poor: Poor) -> None:
+        """From now on; Poor(0) ends it."""
+        self.core.set_poor(poor)
+
+    def set_direct_unit(self, unit_bytes: int) -> None:
+        """Bytes that direct transfers must be multiples of, it says; 0: the real figure."""
+        self.core.set_direct_unit(unit_bytes)
 
 
 @dataclass(frozen=True)
