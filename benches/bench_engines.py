@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from measure import Figures, Place, check_place, command_line
-
 from kvstore import _core
+from measure import Figures, Place, check_place, command_line
 
 ENGINES = ("io_uring", "io_uring_plain", "aio", "threads")
 AGAINST = "io_uring_plain"

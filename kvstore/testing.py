@@ -226,7 +226,8 @@ def raw_read_ceiling(
 
     memory_bytes: how much memory the reads fill, round and round; 0: each read in flight uses its
     one buffer again, which stays in the processor's cache and can look much faster than any reader
-    that keeps what it reads. engine: as `open` takes it. OSError when a file cannot be read with O_DIRECT.
+    that keeps what it reads. engine: as `open` takes it. OSError when a file cannot be read with
+    O_DIRECT, or the engine is refused.
     """
     if not paths or not depths:
         raise ValueError("a ceiling needs files and depths")
