@@ -110,8 +110,8 @@ struct kvs_fs {
     uint32_t lost; /* bits of kvs_fs_lost, only ever set; atomic access */
 };
 
-/* The real file system, shared by all roots of a store; its state is `lost`, a counter for temporary
- * names, and (process-wide, as the locks are) the table of locks held. */
+/* The real file system, shared by all roots of a store; its state is `lost`, a counter for
+ * temporary names, and (process-wide, as the locks are) the table of locks held. */
 int kvs_fs_posix_open(struct kvs_fs **out);
 void kvs_fs_posix_close(struct kvs_fs *fs);
 

@@ -2,8 +2,8 @@
  * io.h: the data waist. Every byte of a cell that moves between memory and disk goes through here.
  *
  * Four calls and a wake-up fd: submit, reap, close, register_memory. Engines behind it: io_uring
- * (io_uring.c), Linux AIO (io_aio.c), threads over pread/pwrite (io_threads.c), and the fault engine
- * for tests (testing/io_fault.c). An engine knows nothing of blocks, extents or loads.
+ * (io_uring.c), Linux AIO (io_aio.c), threads over pread/pwrite (io_threads.c), and the fault
+ * engine for tests (testing/io_fault.c). An engine knows nothing of blocks, extents or loads.
  *
  * The contract, once for all engines:
  *   1. One thread (the root's I/O thread) calls submit and reap; wake_fd may be written (an

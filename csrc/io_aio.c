@@ -2,7 +2,7 @@
  * io_aio.c: the engine of io.h over Linux AIO: as fast as io_uring without registered memory, and
  * alive under the seccomp profiles that block io_uring.
  *
- * Raw system calls, no libaio. Only direct I/O is asynchronous here: on a file without O_DIRECT
+ * By way of aio_shim.h, no libaio. Only direct I/O is asynchronous here: on a file without O_DIRECT
  * submit waits for the device, so io_choose.c prefers threads there. It does not cancel: nothing
  * could. Registered memory means nothing here.
  *
@@ -16,15 +16,14 @@
  */
 #define _GNU_SOURCE 1 /* syscall, memfd_create */
 #include "io.h"
+#include "aio_shim.h"
 #include "io_wait.h"
 
 #include <assert.h>
-#include <linux/aio_abi.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 
 enum {
     BATCH = 64, /* requests per io_submit, completions per io_getevents */
@@ -53,13 +52,6 @@ static void slot_free(struct aio *a, uint32_t number)
     a->slots[number].op = NULL;
     a->slots[number].next = a->first_free;
     a->first_free = number;
-}
-
-/* How many of the requests the kernel took, or a negative errno for the first of them. */
-static int kernel_submit(struct aio *a, unsigned count, struct iocb **requests)
-{
-    long result = syscall(__NR_io_submit, a->context, (long)count, requests);
-    return result < 0 ? -errno : (int)result;
 }
 
 static struct iocb *slot_take(struct aio *a, struct kvs_io_op *op)
@@ -94,7 +86,7 @@ static unsigned send(struct aio *a, struct iocb **requests, unsigned count)
 {
     unsigned sent = 0;
     while (sent < count) {
-        int result = kernel_submit(a, count - sent, requests + sent);
+        int result = io_submit(a->context, count - sent, requests + sent);
         if (result > 0) {
             sent += (unsigned)result;
             a->running += (unsigned)result;
@@ -157,7 +149,7 @@ static int arm_wake(struct aio *a)
         .aio_buf = POLLIN,
     };
     struct iocb *request = &a->wake_request;
-    int result = kernel_submit(a, 1, &request);
+    int result = io_submit(a->context, 1, &request);
     a->wake_armed = result == 1;
     return result < 0 ? result : 0;
 }
@@ -169,13 +161,13 @@ static int collect(struct aio *a, struct kvs_io_op **done, unsigned max, int64_t
 {
     struct io_event events[BATCH];
     struct timespec left = kvs_timespec(left_ns);
-    long seen = syscall(__NR_io_getevents, a->context, 1L, (long)(max < BATCH ? max : BATCH),
-                        events, left_ns < 0 ? NULL : &left);
+    int seen =
+        io_getevents(a->context, 1, max < BATCH ? max : BATCH, events, left_ns < 0 ? NULL : &left);
     if (seen < 0) {
-        return errno == EINTR ? 0 : -errno;
+        return seen == -EINTR ? 0 : seen;
     }
     unsigned collected = 0;
-    for (long i = 0; i < seen; i++) {
+    for (int i = 0; i < seen; i++) {
         if (events[i].data == a->face.depth) {
             a->wake_armed = 0;
             kvs_wake_drain(a->face.wake_fd);
@@ -228,7 +220,7 @@ static void aio_close(struct kvs_io_engine *engine)
 {
     struct aio *a = (struct aio *)engine;
     if (a->context != 0) {
-        syscall(__NR_io_destroy, a->context); /* waits for what is in flight, after a bad probe */
+        io_destroy(a->context); /* waits for what is in flight, after a bad probe */
     }
     if (a->face.wake_fd >= 0) {
         close(a->face.wake_fd);
@@ -292,9 +284,7 @@ int kvs_io_aio_open(unsigned depth, struct kvs_io_engine **out)
         a->slots[i].next = i + 1;
     }
     int result = a->face.wake_fd < 0 ? a->face.wake_fd : 0;
-    if (result == 0 && syscall(__NR_io_setup, (long)depth + 1, &a->context) < 0) {
-        result = -errno;
-    }
+    result = result == 0 ? io_setup(depth + 1, &a->context) : result;
     result = result == 0 ? probe(a) : result;
     if (result < 0) {
         aio_close(&a->face);
