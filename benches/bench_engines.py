@@ -1,8 +1,8 @@
 """The I/O engines against each other: raw O_DIRECT reads of one file, no store involved.
 
-Interleaved: every round runs each engine once, in turn, into memory of the same kind (the pool's),
-so that a busy disk hits all of them. Prints shares of plain io_uring in the same run, and CPU per
-read of the whole process, workers included. Verifies nothing.
+Interleaved: every round runs each engine once, each round begins with another, into memory of the
+same kind (the pool's), so that a busy disk hits all of them. Prints shares of plain io_uring in the
+same round, and CPU per read of the whole process, workers included. Verifies nothing.
 """
 
 import argparse
@@ -55,9 +55,9 @@ def measure(
     }
     rows = {engine: Row(engine, io_bytes) for engine in ENGINES}
     for number in range(rounds + 1):  # the first one warms up
-        for engine, reader in readers.items():
+        for engine in ENGINES[number % len(ENGINES) :] + ENGINES[: number % len(ENGINES)]:
             before = cpu_s()
-            moved, ns = reader.run(depth, round(seconds * 1e9))
+            moved, ns = readers[engine].run(depth, round(seconds * 1e9))
             if number:
                 rows[engine].gbps.append(moved / ns)
                 rows[engine].cpu_us.append((cpu_s() - before) * 1e6 / (moved / io_bytes))

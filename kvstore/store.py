@@ -46,7 +46,8 @@ def open(
 
     capacity: bytes on disk in total, split over the roots by file-system size, or one per root;
       None: 80 % of each file system less the reserve. pool: memory for reads and the RAM tier.
-    role: "owner" (evicts, expires; one process per root), "peer" (never), or "auto".
+    role: "owner" (evicts, expires; one process per root), "peer" (never), or "auto": owner where
+      the lock can be had, else a peer until it can.
     retention: class name -> time to live. default_class: of puts that name none.
     engine: "auto" takes the best that works; else "io_uring", "io_uring_plain", "aio" (Linux AIO)
       or "threads".
