@@ -57,6 +57,9 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
     out->is_owner = (uint32_t)root->is_owner;
     out->warming = (uint32_t)root->warming;
     out->lost = root->lost | __atomic_load_n(&store->fs->lost, __ATOMIC_RELAXED);
+    if (root->is_owner) {
+        out->lost &= ~(uint32_t)KVS_FS_LOST_WRITE; /* it could be written since */
+    }
     out->io_depth = root->slot_count;
     out->capacity_bytes = root->capacity_bytes;
     out->used_bytes = root->used_bytes;

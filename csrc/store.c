@@ -223,11 +223,10 @@ int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *me
     }
     error = store_init(store, options);
     if (!error && (error = files_limit(store, options->root_count)) == -EMFILE) {
-        snprintf(
-            message, message_bytes,
-            "a limit of %llu open files leaves no room for a store: raise it (ulimit -n), 1024 "
-            "or more is better",
-            (unsigned long long)store->descriptor_limit);
+        snprintf(message, message_bytes,
+                 "a limit of %llu open files leaves no room for a store beside those in use: raise "
+                 "it (ulimit -n) by 64 or more",
+                 (unsigned long long)store->descriptor_limit);
     }
     if (!error) {
         uint64_t pool = options->pool_bytes ? options->pool_bytes : (uint64_t)1 << 30;
