@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "root_files.h"
 #include "store.h"
 
 static uint8_t class_of(const struct kvs_store *store, const char *name)
@@ -57,7 +58,7 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
     extent->name = *name;
     extent->start = header->start;
     extent->class_number = class_of(store, header->class_name);
-    extent->created_s = header->created_s;
+    extent->created_s = header->created_s > 0 ? header->created_s : 0; /* ages do not overflow */
     extent->physical_bytes = stat->physical_bytes;
     times_take(store, extent, stat);
     error = kvs_extent_publish_locked(store, extent);
@@ -70,7 +71,7 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
     return 0;
 }
 
-static int header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name)
+int kvs_header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name)
 {
     for (uint32_t i = 0; i < header->block_count; i++) {
         if (memcmp(&header->keys[i], name, KVS_KEY_BYTES) == 0) {
@@ -109,16 +110,17 @@ static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *
     return error ? KVS_REASON_IO_ERROR : KVS_REASON_NONE;
 }
 
-static void move_aside(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
-                       const char *path)
+/* A name that is there and leads to nothing that may be served. */
+static void refuse(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
+                   const char *path, enum kvs_reason reason)
 {
     struct kvs_store *store = root->store;
-    if (root->is_owner && kvs_quarantine_move(root, path) == 0) {
-        kvs_lock(store);
-        store->stats.quarantined_extents++;
-        kvs_removed_note_locked(store, kvs_tag(ns, name), KVS_REASON_DAMAGED);
-        kvs_unlock(store);
-    }
+    int moved =
+        reason == KVS_REASON_DAMAGED && root->is_owner && kvs_quarantine_move(root, path) == 0;
+    kvs_lock(store);
+    store->stats.quarantined_extents += (uint64_t)moved;
+    kvs_removed_note_locked(store, kvs_tag(ns, name), reason);
+    kvs_unlock(store);
 }
 
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
@@ -145,7 +147,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     kvs_name_clear(root, ns, name);
     kvs_path_of(ns, name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
-    if (!reason && (!header_is_of(header, ns) || !header_has_key(header, name))) {
+    if (!reason && (!header_is_of(header, ns) || !kvs_header_has_key(header, name))) {
         reason = KVS_REASON_DAMAGED; /* a whole file, but not what its name says */
     }
     struct kvs_file *file = NULL;
@@ -155,8 +157,8 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     if (fd >= 0 && !file) {
         store->fs->calls->close(store->fs, fd);
     }
-    if (reason == KVS_REASON_DAMAGED) {
-        move_aside(root, ns, name, path);
+    if (reason && reason != KVS_REASON_ABSENT) {
+        refuse(root, ns, name, path, reason);
     } else if (!reason) {
         kvs_lock(store);
         reason = take_locked(root, ns, name, header, &stat, out);
@@ -239,13 +241,12 @@ static void scan_bucket(struct kvs_root *root, struct kvs_namespace *ns, const c
 }
 
 /* Names that a dead process left in tmp/; ours are younger than an hour. */
-static void sweep_temporaries(struct kvs_root *root, const char *ns_name)
+static void sweep_temporaries(struct kvs_root *root, const char *directory)
 {
     struct kvs_fs *fs = root->store->fs;
-    char directory[KVS_PATH_BYTES], path[2 * KVS_PATH_BYTES];
+    char path[2 * KVS_PATH_BYTES];
     struct names names;
     struct kvs_fs_stat stat;
-    snprintf(directory, sizeof(directory), "%s/tmp", ns_name);
     names_of(root, directory, 0, &names);
     int64_t now_s = root->store->clock->wall_s(root->store->clock);
     for (uint32_t i = 0; i < names.count; i++) {
@@ -288,11 +289,16 @@ static void scan_namespace(struct kvs_root *root, const char *name, int64_t chan
 static void scan_root(struct kvs_root *root, int64_t changed_since_s)
 {
     struct names names;
+    char temporary[KVS_PATH_BYTES + 8];
     names_of(root, ".", 1, &names);
+    if (changed_since_s == 0 && root->is_owner) {
+        sweep_temporaries(root, "tmp");
+    }
     for (uint32_t i = 0; i < names.count && !closing(root); i++) {
         if (is_hex(names.list[i], KVS_NAMESPACE_NAME_BYTES - 1)) {
             if (changed_since_s == 0 && root->is_owner) {
-                sweep_temporaries(root, names.list[i]);
+                snprintf(temporary, sizeof(temporary), "%s/tmp", names.list[i]);
+                sweep_temporaries(root, temporary);
             }
             scan_namespace(root, names.list[i], changed_since_s);
         }

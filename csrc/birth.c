@@ -72,6 +72,17 @@ int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t coun
     return 0;
 }
 
+/* What stands where a directory of ours should be (a file, a link that may lead out of the root)
+ * is moved aside. */
+static void way_clear(struct kvs_root *root, const char *path)
+{
+    struct kvs_fs *fs = root->store->fs;
+    struct kvs_fs_stat stat;
+    if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 && !stat.is_directory) {
+        kvs_quarantine_move(root, path);
+    }
+}
+
 int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
                     char *path)
 {
@@ -83,6 +94,11 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
     int there = ns->bucket_made[root->number][bucket / 8] & bit;
     kvs_unlock(store);
     int error = there ? 0 : store->fs->calls->make_directory(store->fs, root->fd, path);
+    if (error == -ENOTDIR && root->is_owner) {
+        way_clear(root, ns->name);
+        way_clear(root, path);
+        error = store->fs->calls->make_directory(store->fs, root->fd, path);
+    }
     kvs_lock(store);
     if (error == 0) {
         ns->bucket_made[root->number][bucket / 8] |= bit;
@@ -168,8 +184,8 @@ static int file_make(struct kvs_root *root, const struct birth *birth, struct kv
     }
     snprintf(fallback, sizeof(fallback), "%s/tmp", birth->writer->ns->name);
     error = fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
-    if (error == -ENOENT) {
-        /* An operator removed the directory under us: make it again, once. */
+    if (error == -ENOENT || error == -ENOTDIR) {
+        /* An operator removed or replaced the directory under us: make it again, once. */
         kvs_bucket_forget(root, birth->writer->ns, &birth->first);
         error = kvs_bucket_make(root, birth->writer->ns, &birth->first, bucket);
         error = error ? error : fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);

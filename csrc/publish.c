@@ -111,8 +111,8 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         if (error == 0) {
             return NAMED;
         }
-        if (error == -ENOENT) {
-            kvs_bucket_forget(root, writer->ns, key); /* its directory was removed under us */
+        if (error == -ENOENT || error == -ENOTDIR) {
+            kvs_bucket_forget(root, writer->ns, key); /* its directory was taken from under us */
             continue;
         }
         if (error != -EEXIST) {

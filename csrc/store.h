@@ -57,7 +57,6 @@ void kvs_namespace_free(struct kvs_namespace *ns);
 void kvs_path_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path);
 void kvs_bucket_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path,
                    uint32_t *bucket);
-int kvs_key_from_name(const char *name, struct kvs_key *out); /* "<64 hex>.kv" */
 
 /* ---- extents.c: the table, its index entries, recency and expiry ---- */
 uint64_t kvs_tag(const struct kvs_namespace *ns, const struct kvs_key *key);
@@ -119,6 +118,8 @@ void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
 /* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
 void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
+/* What an errno of the metadata waist means for whoever asked for the block. */
+enum kvs_reason kvs_reason_of_errno(int error);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
@@ -154,6 +155,7 @@ void kvs_wake_all(struct kvs_store *store);
 /* ---- adopt.c ---- */
 void kvs_scan_job(struct kvs_root *root, void *argument);
 void kvs_rescan_job(struct kvs_root *root, void *argument);
+int kvs_header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name);
 /* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out);
@@ -257,6 +259,7 @@ void kvs_times_flush_all(struct kvs_store *store);
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_quarantine_count(struct kvs_root *root);
+/* Frees the name: moves what is there aside, or deletes what cannot be moved. The owner only. */
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 
 #endif

@@ -190,7 +190,7 @@ struct kvs_root {
 
 /* ---- the store ---- */
 
-struct kvs_removed; /* removed.c */
+struct kvs_removed; /* root_files.h */
 struct kvs_absent;
 
 struct kvs_store {
