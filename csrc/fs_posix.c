@@ -56,19 +56,26 @@ static int posix_open_root(struct kvs_fs *fs, const char *path, int create)
     return fd >= 0 ? fd : -errno;
 }
 
-static int posix_open_read(struct kvs_fs *fs, int root_fd, const char *path)
+/* A device is not opened even for a moment: that alone may do something. */
+static int open_regular(int directory_fd, const char *name, uint32_t *lost)
 {
-    uint32_t lost = 0;
-    struct stat opened;
-    const int fd = kvs_fs_posix_open_direct(root_fd, path, O_RDONLY | O_NONBLOCK, 1, &lost);
+    struct stat file;
+    int rc = kvs_fs_posix_result(fstatat(directory_fd, name, &file, AT_SYMLINK_NOFOLLOW));
+    if (rc == 0 && !S_ISREG(file.st_mode)) {
+        rc = S_ISLNK(file.st_mode) ? -ELOOP : -EINVAL;
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    /* O_NONBLOCK is for a FIFO that came meanwhile; left on, io_uring may answer EAGAIN. */
+    const int fd = kvs_fs_posix_open_in(directory_fd, name, O_RDONLY | O_NONBLOCK, 1, lost);
     if (fd < 0) {
         return fd;
     }
-    int rc = kvs_fs_posix_result(fstat(fd, &opened));
-    if (rc == 0 && !S_ISREG(opened.st_mode)) {
+    rc = kvs_fs_posix_result(fstat(fd, &file));
+    if (rc == 0 && !S_ISREG(file.st_mode)) {
         rc = -EINVAL;
     }
-    /* O_NONBLOCK was for FIFOs; left on, io_uring may answer a read with EAGAIN. */
     const int flags = rc == 0 ? fcntl(fd, F_GETFL) : 0;
     if (rc == 0 && (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0)) {
         rc = -errno;
@@ -77,7 +84,22 @@ static int posix_open_read(struct kvs_fs *fs, int root_fd, const char *path)
         close(fd);
         return rc;
     }
-    kvs_fs_posix_note_lost(fs, lost);
+    return fd;
+}
+
+static int posix_open_read(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    uint32_t lost = 0;
+    const char *last;
+    const int directory = kvs_fs_posix_enter(root_fd, path, &last);
+    if (directory < 0) {
+        return directory;
+    }
+    const int fd = open_regular(directory, last, &lost);
+    kvs_fs_posix_leave(root_fd, directory);
+    if (fd >= 0) {
+        kvs_fs_posix_note_lost(fs, lost);
+    }
     return fd;
 }
 

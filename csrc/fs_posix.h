@@ -25,7 +25,10 @@ void kvs_fs_posix_leave(int root_fd, int directory_fd);
 int kvs_fs_posix_make_directory(struct kvs_fs *fs, int root_fd, const char *path);
 /* openat with O_DIRECT, and O_NOATIME if `noatime`, dropping what is refused. Into *lost go bits of
  * kvs_fs_lost: what was dropped, to be noted when the open turns out well. */
-int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, int noatime, uint32_t *lost);
+int kvs_fs_posix_open_in(int directory_fd, const char *name, int flags, int noatime,
+                         uint32_t *lost);
+/* The same for a path, without O_NOATIME. */
+int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, uint32_t *lost);
 
 /* fs_posix.c */
 void kvs_fs_posix_note_lost(struct kvs_fs *fs, uint32_t bits);

@@ -58,7 +58,7 @@ static int create_named(struct kvs_fs *fs, int root_fd, const char *directory,
     if (rc != 0) {
         return rc;
     }
-    int fd = kvs_fs_posix_open_direct(root_fd, out->name, O_RDWR | O_CREAT | O_EXCL, 0, &lost);
+    int fd = kvs_fs_posix_open_direct(root_fd, out->name, O_RDWR | O_CREAT | O_EXCL, &lost);
     if (fd == -EEXIST && lost != 0) {
         /* Some file systems create the file before they refuse O_DIRECT. The name is ours. */
         fd = reopen(root_fd, out->name);
@@ -90,8 +90,7 @@ int kvs_fs_posix_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
 {
     uint32_t lost = 0;
     memset(out, 0, sizeof *out);
-    out->fd = kvs_fs_posix_open_direct(root_fd, kvs_fs_posix_path(directory), O_TMPFILE | O_RDWR, 0,
-                                       &lost);
+    out->fd = kvs_fs_posix_open_direct(root_fd, directory, O_TMPFILE | O_RDWR, &lost);
     if (out->fd >= 0) {
         kvs_fs_posix_note_lost(fs, lost);
         return 0;

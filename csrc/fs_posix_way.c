@@ -84,8 +84,9 @@ int kvs_fs_posix_make_directory(struct kvs_fs *fs, int root_fd, const char *path
     return make_one_directory(root_fd, prefix);
 }
 
-static int open_in(int directory_fd, const char *name, int flags, int extra, uint32_t *lost)
+int kvs_fs_posix_open_in(int directory_fd, const char *name, int flags, int noatime, uint32_t *lost)
 {
+    int extra = O_DIRECT | (noatime ? O_NOATIME : 0);
     for (;;) {
         const int fd = openat(directory_fd, name, flags | extra | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd >= 0) {
@@ -103,14 +104,14 @@ static int open_in(int directory_fd, const char *name, int flags, int extra, uin
     }
 }
 
-int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, int noatime, uint32_t *lost)
+int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, uint32_t *lost)
 {
     const char *last;
     const int directory = kvs_fs_posix_enter(root_fd, path, &last);
     if (directory < 0) {
         return directory;
     }
-    const int fd = open_in(directory, last, flags, O_DIRECT | (noatime ? O_NOATIME : 0), lost);
+    const int fd = kvs_fs_posix_open_in(directory, last, flags, 0, lost);
     kvs_fs_posix_leave(root_fd, directory);
     return fd;
 }
