@@ -110,15 +110,73 @@ static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *
     return error ? KVS_REASON_IO_ERROR : KVS_REASON_NONE;
 }
 
+/* Whether what the name leads to is an extent that may be served under it. NONE: *fd is open, and
+ * *file has it when the whole header was asked for (to_load). */
+static enum kvs_reason judge(struct kvs_root *root, struct kvs_namespace *ns,
+                             const struct kvs_key *name, int to_load,
+                             struct kvs_extent_header *header, struct kvs_fs_stat *stat, int *fd,
+                             struct kvs_file **file)
+{
+    struct kvs_fs *fs = root->store->fs;
+    char path[KVS_PATH_BYTES];
+    kvs_path_of(ns, name, path);
+    enum kvs_reason reason = kvs_header_read(root, path, fd, header, stat);
+    if (reason) {
+        return reason;
+    }
+    if (!header_is_of(header, ns) || !kvs_header_has_key(header, name)) {
+        reason = KVS_REASON_DAMAGED; /* a whole file, but not what its name says */
+    } else if (to_load) {
+        reason = kvs_file_open(root, ns, *fd, header, file);
+    }
+    if (reason) {
+        fs->calls->close(fs, *fd);
+        *fd = -1;
+    }
+    return reason;
+}
+
+int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name)
+{
+    struct kvs_fs *fs = root->store->fs;
+    struct kvs_extent_header *header = malloc(sizeof(*header));
+    struct kvs_fs_stat stat;
+    struct kvs_file *file = NULL;
+    char path[KVS_PATH_BYTES];
+    int fd = -1, error = 0;
+    if (!header) {
+        return -ENOMEM;
+    }
+    kvs_path_of(ns, name, path);
+    kvs_judge_begin(root);
+    enum kvs_reason reason = judge(root, ns, name, ns->has_layout, header, &stat, &fd, &file);
+    if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
+        error = kvs_quarantine_move(root, path);
+    }
+    if (!error && reason == KVS_REASON_DAMAGED) {
+        kvs_lock(root->store);
+        root->store->stats.quarantined_extents++;
+        kvs_unlock(root->store);
+    }
+    kvs_judge_end(root);
+    if (file) {
+        kvs_file_discard(file);
+    } else if (fd >= 0) {
+        fs->calls->close(fs, fd);
+    }
+    free(header);
+    return error;
+}
+
 /* A name that is there and leads to nothing that may be served. */
 static void refuse(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
-                   const char *path, enum kvs_reason reason)
+                   enum kvs_reason reason)
 {
     struct kvs_store *store = root->store;
-    int moved =
-        reason == KVS_REASON_DAMAGED && root->is_owner && kvs_quarantine_move(root, path) == 0;
+    if (reason == KVS_REASON_DAMAGED && root->is_owner) {
+        kvs_refused_move(root, ns, name);
+    }
     kvs_lock(store);
-    store->stats.quarantined_extents += (uint64_t)moved;
     kvs_removed_note_locked(store, kvs_tag(ns, name), reason);
     kvs_unlock(store);
 }
@@ -127,7 +185,6 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out)
 {
     struct kvs_store *store = root->store;
-    char path[KVS_PATH_BYTES];
     int fd = -1;
     struct kvs_fs_stat stat;
     kvs_lock(store);
@@ -145,20 +202,13 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
         return KVS_REASON_IO_ERROR;
     }
     kvs_name_clear(root, ns, name);
-    kvs_path_of(ns, name, path);
-    enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
-    if (!reason && (!header_is_of(header, ns) || !kvs_header_has_key(header, name))) {
-        reason = KVS_REASON_DAMAGED; /* a whole file, but not what its name says */
-    }
     struct kvs_file *file = NULL;
-    if (!reason && to_load) {
-        reason = kvs_file_open(root, ns, fd, header, &file);
-    }
+    enum kvs_reason reason = judge(root, ns, name, to_load, header, &stat, &fd, &file);
     if (fd >= 0 && !file) {
         store->fs->calls->close(store->fs, fd);
     }
     if (reason && reason != KVS_REASON_ABSENT) {
-        refuse(root, ns, name, path, reason);
+        refuse(root, ns, name, reason);
     } else if (!reason) {
         kvs_lock(store);
         reason = take_locked(root, ns, name, header, &stat, out);

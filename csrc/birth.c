@@ -72,15 +72,29 @@ int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t coun
     return 0;
 }
 
-/* What stands where a directory of ours should be (a file, a link that may lead out of the root)
- * is moved aside. */
-static void way_clear(struct kvs_root *root, const char *path)
+static void move_if_in_the_way(struct kvs_root *root, const char *path)
 {
     struct kvs_fs *fs = root->store->fs;
     struct kvs_fs_stat stat;
     if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 && !stat.is_directory) {
         kvs_quarantine_move(root, path);
     }
+}
+
+/* What stands where a directory of ours should be (a file, a link that may lead out of the root) is
+ * moved aside. */
+static int bucket_make_anew(struct kvs_root *root, const struct kvs_namespace *ns, const char *path)
+{
+    struct kvs_fs *fs = root->store->fs;
+    kvs_judge_begin(root);
+    int error = fs->calls->make_directory(fs, root->fd, path);
+    if (error == -ENOTDIR) {
+        move_if_in_the_way(root, ns->name);
+        move_if_in_the_way(root, path);
+        error = fs->calls->make_directory(fs, root->fd, path);
+    }
+    kvs_judge_end(root);
+    return error;
 }
 
 int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
@@ -95,9 +109,7 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
     kvs_unlock(store);
     int error = there ? 0 : store->fs->calls->make_directory(store->fs, root->fd, path);
     if (error == -ENOTDIR && root->is_owner) {
-        way_clear(root, ns->name);
-        way_clear(root, path);
-        error = store->fs->calls->make_directory(store->fs, root->fd, path);
+        error = bucket_make_anew(root, ns, path);
     }
     kvs_lock(store);
     if (error == 0) {

@@ -79,8 +79,8 @@ static int directory_make(struct kvs_root *root)
     struct kvs_fs *fs = root->store->fs;
     int error = fs->calls->make_directory(fs, root->fd, "quarantine");
     if (error == -ENOTDIR) { /* a file or a link by our name */
-        error = fs->calls->unlink(fs, root->fd, "quarantine");
-        error = error ? error : fs->calls->make_directory(fs, root->fd, "quarantine");
+        fs->calls->unlink(fs, root->fd, "quarantine"); /* or another worker did */
+        error = fs->calls->make_directory(fs, root->fd, "quarantine");
     }
     return error;
 }
@@ -105,6 +105,25 @@ static int move(struct kvs_root *root, const char *path)
              store->clock->wall_s(store->clock), sequence % 1000000, name ? name + 1 : path);
     error = full ? trim(root) : 0;
     return error ? error : fs->calls->rename(fs, root->fd, path, target);
+}
+
+void kvs_judge_begin(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    while (root->judging) {
+        pthread_cond_wait(&store->changed, &store->lock);
+    }
+    root->judging = 1;
+    kvs_unlock(store);
+}
+
+void kvs_judge_end(struct kvs_root *root)
+{
+    kvs_lock(root->store);
+    root->judging = 0;
+    pthread_cond_broadcast(&root->store->changed);
+    kvs_unlock(root->store);
 }
 
 int kvs_quarantine_move(struct kvs_root *root, const char *path)

@@ -155,6 +155,9 @@ void kvs_wake_all(struct kvs_store *store);
 /* ---- adopt.c ---- */
 void kvs_scan_job(struct kvs_root *root, void *argument);
 void kvs_rescan_job(struct kvs_root *root, void *argument);
+/* The owner: moves what the name leads to aside, if it is still refused. 0: the name is free, or
+ * leads to something else now. */
+int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name);
 int kvs_header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name);
 /* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
@@ -259,6 +262,10 @@ void kvs_times_flush_all(struct kvs_store *store);
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_quarantine_count(struct kvs_root *root);
+/* One worker at a time looks at what a name leads to and moves it aside: else the second would move
+ * what the first one's put has made meanwhile. Not nested. */
+void kvs_judge_begin(struct kvs_root *root);
+void kvs_judge_end(struct kvs_root *root);
 /* Frees the name: moves what is there aside, or deletes what cannot be moved. The owner only. */
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 

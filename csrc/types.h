@@ -185,6 +185,7 @@ struct kvs_root {
     int rescanning;
     int expiring;
     uint32_t quarantine_count;
+    uint32_t judging; /* a worker judges what a name leads to, and may move it aside */
     uint64_t quarantine_sequence;
 };
 

@@ -13,7 +13,7 @@ from tests.support.stores import Cells, cells_of, check_load, prompt, until, wri
 
 BLOCKS = 20  # an extent of 16 and one of 4
 TOKENS = 16
-POOL = "16MiB"
+POOL = "4MiB"
 QUARANTINE_MAX = 64
 
 
