@@ -1,11 +1,11 @@
 """Whatever happens to a file, a load gives the bytes put, or fewer blocks with a reason. It never
 gives other bytes, never raises, never hangs; other extents are served on, and the next put hits.
 
-Every harm of tests/support/harms.py (without root's or a user's own) is done to a closed root, below
-an owner who knows the extent but has not opened it, below one who has, and where a peer looks. One
+Every harm of tests/support/harms.py (that who runs this can do) is done to a closed root, below an
+owner who knows the extent but has not opened it, below one who has, and where a peer looks. One
 store meets them all, a prompt for each. Single bits and lengths are in test_damage_bits.py, other
-files of a root in test_damage_roots.py, trouble of the device in test_load_faults.py, names and their
-winners in test_names.py.
+files of a root in test_damage_roots.py, trouble of the device in test_load_faults.py, names and
+their winners in test_names.py.
 """
 
 import os
@@ -153,7 +153,7 @@ def test_harmed_below_an_owner_who_has_them_open(root: Path) -> None:
 
 
 def test_harmed_where_a_peer_looks(root: Path) -> None:
-    """A peer moves nothing. The owner, who comes upon it then, does, and his put is seen by both."""
+    """A peer moves nothing. The owner, who comes upon it then, does, and both see his put."""
     with opened(root, pool=POOL) as owner, opened(root, role="peer", pool=POOL) as peer:
         warm(owner)
         before = do_all(owner, root)

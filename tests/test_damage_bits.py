@@ -1,5 +1,6 @@
-"""Bits and lengths one by one: every field of the header, of each entry of its table, every section,
-part and region. A load gives the bytes put, or ends the prefix exactly there with reason "damaged".
+"""Bits and lengths one by one: every field of the header, of each entry of its table, every
+section, part and region. A load gives the bytes put, or ends the prefix exactly there with reason
+"damaged".
 
 Harms of whole files are in test_damage.py.
 """

@@ -1,6 +1,6 @@
-"""Everything in a root that is not an extent, damaged or replaced: its small files, its directories,
-the quarantine itself. The store opens (or says what to remove), serves what is good, takes puts, and
-touches nothing outside the root.
+"""Everything in a root that is not an extent, damaged or replaced: its small files, its
+directories, the quarantine itself. The store opens (or says what to remove), serves what is good,
+takes puts, and touches nothing outside the root.
 
 Extents are harmed in test_damage.py.
 """
@@ -33,7 +33,7 @@ DAY = 86_400
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A root with one prompt in it. Afterwards nothing is left open and nothing outside it changed."""
+    """A root with a prompt in it. Afterwards nothing is open, and nothing outside it changed."""
     root, outside = tmp_path / "root", tmp_path / "outside"
     (outside / "directory").mkdir(parents=True)
     (outside / "file").write_bytes(b"{" * 4096)

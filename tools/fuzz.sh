@@ -34,8 +34,8 @@ build root_files csrc/root_files.c
 
 if [ "$1" = --keep ]; then
     for name in "${names[@]}"; do
-        "$out/fuzz_$name" -merge=1 -use_counters=0 -max_len=12288 "tests/fuzz/corpus/$name" "$out/found_$name" \
-            2>&1 | tail -n 1
+        "$out/fuzz_$name" -merge=1 -use_counters=0 -max_len=12288 \
+            "tests/fuzz/corpus/$name" "$out/found_$name" 2>&1 | tail -n 1
     done
     exit 0
 fi
@@ -52,7 +52,8 @@ for name in "${names[@]}"; do
     if ! wait "${running[$name]}"; then
         failed=1
         tail -n 40 "$out/$name.log"
-        echo "FAILED: the input is in $out/crash_$name-*; fixed, it belongs into tests/fuzz/corpus/$name"
+        echo "FAILED: the input is in $out/crash_$name-*. Once it passes, put it into" \
+            "tests/fuzz/corpus/$name"
     fi
     awk -v name="$name" '
         /inline 8-bit counters\)/ { gsub(/[^0-9]/, "", $5); edges = $5 }

@@ -102,7 +102,7 @@ static void test_only_regular_files_are_opened(void)
     puts("ok only_regular_files_are_opened");
 }
 
-/* Every call with a link to a directory outside the root on the way, and nothing out there moves. */
+/* Every call with a link to a directory outside the root on the way: nothing out there moves. */
 static void test_a_link_on_the_way_is_not_followed(void)
 {
     struct kvs_fs_temp temp;

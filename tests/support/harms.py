@@ -25,9 +25,9 @@ Do = Callable[[Path, Path], None]
 
 @dataclass(frozen=True)
 class Harm:
-    """reason: of the miss. A damaged file is moved aside by the owner and counted, any other is left
-    alone. while_open: the same for who has the file open already; None: he may go on serving it.
-    listed: whether a scan, which lists files, comes upon it; else it is met by name only."""
+    """reason: of the miss. A damaged file is moved aside by the owner and counted, any other is
+    left alone. while_open: the same for who has the file open already; None: he may go on serving
+    it. listed: whether a scan, which lists files, comes upon it; else it is met by name only."""
 
     do: Do
     reason: str | None
@@ -293,5 +293,3 @@ HARMS = {
     for name, harm in (IN_PLACE | REPLACED).items()
     if not (harm.needs_user if os.geteuid() == 0 else harm.needs_root)
 }
-
-
