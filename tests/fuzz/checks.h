@@ -3,7 +3,7 @@
  * root. The fuzzers call it with what they make up, tests/c/test_corpus.c with the corpus.
  *
  * An input of a header is the beginning of a file; trailing zeros may be left out, and up to a
- * whole page they are put back (then the checks run a second time). An input of a small file is one byte
+ * whole page they are put back (the checks run a second time). An input of a small file is one byte
  * that says which (its value modulo 3: a name, root.json, removed.ring) and the file.
  */
 #ifndef KVS_FUZZ_CHECKS_H

@@ -60,6 +60,7 @@ def headers() -> dict[str, bytes]:
         "65 blocks": edited(small, 36, "<I", 65),
         "section at its end": edited(small, 48 + 4, "<I", 4096),
         "section of 4 GiB": edited(small, 48 + 8, "<I", 2**32 - 8),
+        "wrong checksum of a section": edited(small, 520, "<B", 1),
         "nothing": b"",
     }
 
