@@ -9,12 +9,12 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from kvstore.commands import info
+from kvstore.commands import explain, info, plan
 from kvstore.commands.common import FAILED
 from kvstore.errors import KvstoreError
 from kvstore.version import VERSION
 
-_WORDS = (info,)
+_WORDS = (info, explain, plan)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,8 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("kvstore").addHandler(logging.NullHandler())  # `note` lines say it all
     try:
         code: int = options.run(options)
-    except (KvstoreError, OSError) as error:
-        print(f"kvstore: {error}", file=sys.stderr)
+    except (KvstoreError, OSError, ValueError, KeyError) as error:
+        told = error.args[0] if isinstance(error, KeyError) else error
+        print(f"kvstore: {told}", file=sys.stderr)
         return FAILED
     return code
 
