@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import Store
+from kvstore.testing import Injection, VirtualClock
 from tests.support.harms import HARMS, Harm, outside
 from tests.support.kept import (
     BLOCKS,
@@ -30,6 +31,7 @@ from tests.support.stores import opened, until
 
 GONE = {"absent", "evicted"}  # no file: both are true
 BYSTANDER = -1
+RESCAN_S = 10
 
 Outside = dict[str, tuple[object, ...]]
 
@@ -181,6 +183,30 @@ def test_harmed_where_a_peer_had_looked_before(root: Path) -> None:
             assert reason in {None, "damaged", harm.reason, *GONE}
             assert not kept.moved()
         check_outside(root, before)
+
+
+def test_harmed_before_a_rescan_comes_upon_them(tmp_path: Path) -> None:
+    """A peer made the files; the owner meets them by listing, as any fifo among them."""
+    root, clock = tmp_path / "root", VirtualClock()
+    injected = Injection(clock=clock, manual_ticks=True)
+    with (
+        opened(root, pool=POOL, _testing=injected) as owner,
+        opened(root, pool=POOL, role="peer", _testing=injected) as peer,
+    ):
+        warm(owner)
+        for _, kept in prompts(peer, root):
+            kept.put()
+        do_all(peer, root)
+        clock.advance(RESCAN_S + 1)
+        owner.tick()
+        for harm, kept in prompts(owner, root):
+            if harm.reason is None:
+                until(lambda: kept.load() == (BLOCKS, None))
+            elif harm.reason == "damaged" and harm.listed:
+                until(lambda: kept.load()[1] == "damaged" and is_aside(kept))
+            elif harm.reason == "foreign":
+                until(lambda: kept.load() == (0, "foreign"))
+            kept.check_whole()
 
 
 def test_a_peer_moves_nothing_to_put_over_it(root: Path) -> None:
