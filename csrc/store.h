@@ -57,7 +57,6 @@ void kvs_namespace_free(struct kvs_namespace *ns);
 void kvs_path_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path);
 void kvs_bucket_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path,
                    uint32_t *bucket);
-int kvs_key_from_name(const char *name, struct kvs_key *out); /* "<64 hex>.kv" */
 
 /* ---- extents.c: the table, its index entries, recency and expiry ---- */
 uint64_t kvs_tag(const struct kvs_namespace *ns, const struct kvs_key *key);
@@ -120,6 +119,8 @@ void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
 /* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
 void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
+/* What an errno of the metadata waist means for whoever asked for the block. */
+enum kvs_reason kvs_reason_of_errno(int error);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
@@ -160,6 +161,10 @@ void kvs_rescan_job(struct kvs_root *root, void *argument);
 /* What a file's times say of its last use; never later than now. */
 int64_t kvs_last_use_s(const struct kvs_root *root, const struct kvs_extent *extent,
                        const struct kvs_fs_stat *stat);
+/* The owner: moves what the name leads to aside, if it is still refused. 0: the name is free, or
+ * leads to something else now. */
+int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name);
+int kvs_header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name);
 /* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out);
@@ -273,6 +278,11 @@ void kvs_scrub_info_locked(const struct kvs_root *root, struct kvs_root_info *ou
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_quarantine_count(struct kvs_root *root);
+/* One worker at a time looks at what a name leads to and moves it aside: else the second would move
+ * what the first one's put has made meanwhile. Not nested. */
+void kvs_judge_begin(struct kvs_root *root);
+void kvs_judge_end(struct kvs_root *root);
+/* Frees the name: moves what is there aside, or deletes what cannot be moved. The owner only. */
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 
 #endif

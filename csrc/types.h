@@ -189,12 +189,13 @@ struct kvs_root {
     int expiring;
     struct kvs_scrub *scrub; /* scrub.c; NULL: not asked for */
     uint32_t quarantine_count;
+    uint32_t judging; /* a worker judges what a name leads to, and may move it aside */
     uint64_t quarantine_sequence;
 };
 
 /* ---- the store ---- */
 
-struct kvs_removed; /* removed.c */
+struct kvs_removed; /* root_files.h */
 struct kvs_absent;
 
 struct kvs_store {
