@@ -60,9 +60,10 @@ const char *kvs_reason_name(enum kvs_reason reason); /* "absent", "expired", ...
 enum kvs_role { KVS_ROLE_OWNER, KVS_ROLE_PEER, KVS_ROLE_AUTO };
 
 enum kvs_engine_choice {
-    KVS_ENGINE_AUTO,         /* the best that works: io_uring registered, io_uring, threads */
+    KVS_ENGINE_AUTO,         /* the best that works, in the order below */
     KVS_ENGINE_URING,        /* io_uring with the pool registered where the limit allows */
     KVS_ENGINE_URING_PLAIN,  /* io_uring, pool not registered */
+    KVS_ENGINE_AIO,          /* Linux AIO */
     KVS_ENGINE_THREADS       /* pread and pwrite on threads */
 };
 
