@@ -5,7 +5,8 @@
  * One step at a time: a job of the file workers that closes the last file and opens the next one,
  * or one read of at most KVS_PIECE_BYTES by the I/O thread. A step is begun by the keeper and by
  * the end of the step before. What is wrong twice is quarantined, as a load does it. Recency,
- * times, the RAM tier and the cache of open files are left alone: buffer and descriptor are its own.
+ * times, the RAM tier and the cache of open files are left alone: it has a buffer and a
+ * descriptor of its own.
  *
  * Invariants:
  *   1. While `busy` the step under way owns what is below it in the struct; else the lock does.
