@@ -113,11 +113,9 @@ def _check_extent(
     if not checked.kept:
         run.found("recency", entry.path)
     if trouble:
-        run.other(entry)
         fix = None if trouble in _ALONE else run.move_aside
-        run.found(trouble, entry.path, checked.detail, fix)
-        if fix and run.report.repair and run.report.findings[-1].corrected:
-            run.report.other_bytes -= entry.physical_bytes
+        if not run.found(trouble, entry.path, checked.detail, fix):
+            run.other(entry)
         return
     assert header is not None  # without trouble it was read
     _count(run, space, entry, header, key, tags)
