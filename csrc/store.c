@@ -138,8 +138,12 @@ static int options_check(const struct kvs_options *options)
 
 static struct kvs_clock real_clock = KVS_CLOCK_REAL;
 
-static int store_init(struct kvs_store *store, const struct kvs_options *options)
+int kvs_store_new(const struct kvs_options *options, struct kvs_store **out)
 {
+    struct kvs_store *store = calloc(1, sizeof(*store));
+    if (!store) {
+        return -ENOMEM;
+    }
     conditions_init(store);
     atomic_init(&store->refs, 1);
     store->fork_generation = atomic_load(&fork_generation);
@@ -164,7 +168,15 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
     if (!error && store->owns_fs) {
         error = kvs_fs_posix_open(&store->fs);
     }
-    return error ? error : kvs_index_open(kvs_extent_tag_of, store, &store->index);
+    if (!error) {
+        error = kvs_index_open(kvs_extent_tag_of, store, &store->index);
+    }
+    if (error) {
+        kvs_store_drop(store);
+    } else {
+        *out = store;
+    }
+    return error;
 }
 
 static int threads_start(struct kvs_store *store, const struct kvs_options *options)
@@ -197,24 +209,22 @@ int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *me
         return error;
     }
     pthread_once(&fork_once, fork_watch);
-    struct kvs_store *store = calloc(1, sizeof(*store));
-    if (!store) {
-        return -ENOMEM;
+    struct kvs_store *store = NULL;
+    error = kvs_store_new(options, &store);
+    if (error) {
+        snprintf(message, message_bytes, "cannot open the store: %s", strerror(-error));
+        return error;
     }
-    error = store_init(store, options);
-    if (!error) {
-        uint64_t pool = options->pool_bytes ? options->pool_bytes : (uint64_t)1 << 30;
-        error = kvs_arena_open(pool, &store->arena);
-        if (error) {
-            snprintf(message, message_bytes,
-                     "no memory for a pool of %llu bytes: %s; open with a smaller pool=",
-                     (unsigned long long)pool, strerror(-error));
-        }
+    uint64_t pool = options->pool_bytes ? options->pool_bytes : (uint64_t)1 << 30;
+    error = kvs_arena_open(pool, &store->arena);
+    if (error) {
+        snprintf(message, message_bytes,
+                 "no memory for a pool of %llu bytes: %s; open with a smaller pool=",
+                 (unsigned long long)pool, strerror(-error));
     }
     for (uint32_t i = 0; !error && i < options->root_count; i++) {
-        struct kvs_root *root = &store->roots[store->root_count++];
-        root->number = i;
-        error = kvs_root_open(store, &options->roots[i], options, root, message, message_bytes);
+        error = kvs_root_open(store, &options->roots[i], options, kvs_root_add(store), message,
+                              message_bytes);
     }
     if (!error) {
         error = threads_start(store, options);
