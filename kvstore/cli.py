@@ -9,12 +9,12 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from kvstore.commands import info
+from kvstore.commands import info, replay
 from kvstore.commands.common import FAILED
 from kvstore.errors import KvstoreError
 from kvstore.version import VERSION
 
-_WORDS = (info,)
+_WORDS = (info, replay)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -99,7 +99,7 @@ def _zstd_unit(path: Path) -> Callable[[], Any]:
             " it (zstd -d)"
         ) from None
     whole = zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX)
-    return whole.decompressobj
+    return lambda: whole.decompressobj()
 
 
 def _unpacked(path: Path, file: BinaryIO, kind: str, unit: Callable[[], Any]) -> Iterator[bytes]:

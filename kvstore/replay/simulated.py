@@ -31,10 +31,13 @@ class Answer:
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks that left. before_ttl: extents of the class that were evicted before their time."""
+    """What left, by reason. before_ttl: extents of the class that were evicted before their time.
+    Blocks are None where only extents are counted."""
 
-    evicted_blocks: int
-    expired_blocks: int
+    evicted_extents: int
+    expired_extents: int
+    evicted_blocks: int | None
+    expired_blocks: int | None
     evicted_before_ttl: dict[str, int]
     evicted_idle_s: dict[str, dict[str, float]]
 
@@ -71,6 +74,8 @@ class Simulated:
         raw = self._core.report()
         early, idle = raw["stats"]["evicted_before_ttl"], raw["evicted_idle"]
         return Removed(
+            evicted_extents=raw["stats"]["evicted_extents"],
+            expired_extents=raw["stats"]["expired_extents"],
             evicted_blocks=raw["evicted_blocks"],
             expired_blocks=raw["expired_blocks"],
             evicted_before_ttl={name: early[i] for i, name in enumerate(self._classes)},
