@@ -1,5 +1,7 @@
 """The binding's part for replays (csrc/replay.h); included by _core.pyx, whose rules hold here."""
 
+from kvstore._kvs_replay cimport *
+
 
 def extent_file_bytes(bytes cell_bytes not None, uint32_t block_count):
     """Length of an extent file of that many blocks. cell_bytes: uint32 per layer."""

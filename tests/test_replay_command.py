@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,9 @@ def path(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "trace.jsonl", mooncake_rows())
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     assert main(["replay", *map(str, arguments), "--json"]) == 0
-    answer: dict[str, object] = json.loads(capsys.readouterr().out)
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
 
@@ -29,13 +30,12 @@ def test_json_has_all_of_it(path: Path, capsys: pytest.CaptureFixture[str]) -> N
         capsys, path, "--capacity-blocks", 60, "--curve", "--speed", 72, "--ttl", "agent=1d",
         "--price-hit", 0.1, "--price-miss", 1,
     )  # fmt: skip
-    assert 0 < found["hit_rate_tokens"] < found["ideal_hit_rate_tokens"] < 1  # type: ignore[operator]
-    assert found["hit_tokens"] + found["missed_tokens"] == found["input_tokens"]  # type: ignore[operator]
+    assert 0 < found["hit_rate_tokens"] < found["ideal_hit_rate_tokens"] < 1
+    assert found["hit_tokens"] + found["missed_tokens"] == found["input_tokens"]
     assert (found["requests"], found["format"], found["io"]) == (200, "mooncake", "none")
     assert (found["capacity_blocks"], found["capacity_bytes"]) == (60, None)
     assert (found["speed"], found["admission"]) == (72, "always")
     classes = found["classes"]
-    assert isinstance(classes, dict)
     assert {name: of["ttl_s"] for name, of in classes.items()} == {"agent": 86400, "chat": 604800}
     assert classes["chat"]["requests"] == 200
     assert {"evicted_idle_s", "kept_for_ttl_blocks", "kept_for_ttl_bytes"} < set(classes["chat"])
@@ -110,7 +110,6 @@ def test_real_io_writes_where_it_is_told(
     assert found["io"] == "real"
     assert found["requests"] == 3, "of the two sessions one is even; it has three"
     real = found["real"]
-    assert isinstance(real, dict)
     assert real["verified_bytes"] > 0
     assert any((tmp_path / "kv").rglob("*.kv"))
 
@@ -164,11 +163,8 @@ def test_a_wrong_command_line_ends_with_2(
     assert capsys.readouterr().err
 
 
-def test_one_time_to_live_for_all_classes(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_time_to_live_for_all_classes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     classes = told(capsys, path, "--ttl", "2h", "--class", "agent")["classes"]
-    assert isinstance(classes, dict)
     assert [of["ttl_s"] for of in classes.values()] == [7200, 7200]
     assert classes["agent"]["requests"] == 200
 

@@ -90,13 +90,13 @@ def test_weka_sessions_start_together_or_one_after_the_other(tmp_path: Path) -> 
     assert all(np.array_equal(a.blocks, b.blocks[:20]) for a, b in [(together[0], together[3])])
 
 
-def test_weka_as_published_lists_of_ids_and_sub_agents(tmp_path: Path) -> None:
-    sub = {"t": 3.0, "type": "n", "in": 130, "out": 1, "hash_ids": [1, 9]}
+def test_weka_as_published_lists_of_ids_and_nested_requests(tmp_path: Path) -> None:
+    nested = {"t": 3.0, "type": "n", "in": 130, "out": 1, "hash_ids": [1, 9]}
     session = {
         "id": "a", "models": ["m"], "block_size": 64, "hash_id_scope": "local",
         "requests": [
             {"t": 0.0, "type": "n", "in": 128, "out": 1, "hash_ids": [1, 2]},
-            {"t": 2.0, "type": "subagent", "requests": [sub]},
+            {"t": 2.0, "requests": [nested]},
         ],
     }  # fmt: skip
     folder = tmp_path / "traces"

@@ -187,7 +187,7 @@ def _check_block(line: Line, named: int | None, options: Options) -> None:
 
 
 class _WekaRequest(msgspec.Struct):
-    """A request, or (with requests and no input) what holds those of a sub-agent."""
+    """A request, or what holds the requests of a helper of the session's agent."""
 
     t: float = 0.0
     input: int = msgspec.field(name="in", default=0)
@@ -251,7 +251,7 @@ def _weka(lines: Iterator[Line], options: Options) -> _WekaSessions:
 
 
 def _flat(requests: list[_WekaRequest]) -> Iterator[_WekaRequest]:
-    """Sub-agents inlined; their times are taken as of the session, too."""
+    """Nested requests inlined; their times are taken as of the session, too."""
     for request in requests:
         if request.requests:
             yield from _flat(request.requests)

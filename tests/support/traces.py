@@ -13,11 +13,20 @@ from typing import Any
 
 import pytest
 
+from kvstore.layout import Layout
 from kvstore.replay.request import Request
 from kvstore.replay.run import Plan, replay
 from kvstore.replay.traces import Options, Trace
 
 HERE = Path(__file__).parents[2]
+LONG = {"agent": 10**8, "chat": 10**8}
+# Two parts, a layer without any, and cells of 64 KiB: 512 KiB a block.
+SMALL = Layout(
+    parts_by_layer=((("k", 40_000), ("v", 25_536)), (), (("k", 65_536),)) * 4,
+    model="replay",
+    block_tokens=64,
+    extent_blocks=1,
+)
 
 
 def shared_traces() -> Path | None:
