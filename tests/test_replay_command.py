@@ -84,9 +84,21 @@ def test_plot_is_written(path: Path, tmp_path: Path) -> None:
 def test_plot_without_matplotlib_says_what_to_install(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     assert main(["replay", str(path), "--plot", "x.png"]) == 1
     assert "pip install 'kvstore-nvme[cli]'" in capsys.readouterr().err
+
+
+def test_what_would_fail_at_the_end_fails_at_once(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["replay", str(path), "--plot", "out.doc"]) == 1
+    assert "png" in capsys.readouterr().err
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "abacus"}')
+    assert main(["replay", str(path), "--layout", str(config)]) == 1
+    assert str(config) in capsys.readouterr().err
 
 
 def test_zstd_without_its_library_says_what_to_install(
@@ -147,6 +159,7 @@ def test_a_bad_trace_ends_with_1_and_names_the_line(
         ["t", "--capacity-blocks", "0"],
         ["t", "--extent-blocks", "17"],
         ["t", "--speed", "0"],
+        ["t", "--stagger", "-1"],
         ["t", "--ttl", "agent=soon"],
         ["t", "--ttl", "agent=0s"],
         ["t", "--admission", "never"],

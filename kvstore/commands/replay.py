@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.commands.common import DONE, declare, to_json
 from kvstore.commands.progress import progress
+from kvstore.errors import KvstoreError
 from kvstore.layout import EXTENT_BLOCKS_ALLOWED, Layout
 from kvstore.options import RETENTION
 from kvstore.replay.plot import draw, need_matplotlib
@@ -51,7 +52,12 @@ def add(commands: "Commands") -> None:
     parser.add_argument("--class", dest="retain", metavar="NAME", help="class of every request")
     _option(parser, "--speed", _above_zero, "X", "the trace's clock runs that fast", 1.0)
     _option(
-        parser, "--stagger", float, "S", "Weka sessions start S seconds apart; 0: together", 0.0
+        parser,
+        "--stagger",
+        _not_negative,
+        "S",
+        "Weka sessions start S seconds apart; 0: together",
+        0.0,
     )
     parser.add_argument("--set", metavar="NAME", help="of token sessions: only those of this set")
     parser.add_argument("--admission", choices=ADMISSIONS, default="always", help="what is stored")
@@ -72,7 +78,7 @@ def add(commands: "Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.plot:
-        need_matplotlib()
+        need_matplotlib(options.plot)
     plan = _plan(options)
     trace = Trace(
         options.trace,
@@ -113,9 +119,12 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def _layout_from(config: Path) -> Callable[[int, int | None], Layout]:
     def layout(block_tokens: int, extent_blocks: int | None) -> Layout:
-        return Layout.from_config(
-            config, model=str(config), block_tokens=block_tokens, extent_blocks=extent_blocks
-        )
+        try:
+            return Layout.from_config(
+                config, model=str(config), block_tokens=block_tokens, extent_blocks=extent_blocks
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise KvstoreError(f"{config} is no config.json known here: {error}") from error
 
     return layout
 
@@ -165,6 +174,12 @@ def _positive(text: str) -> int:
     if int(text) < 1:
         raise ValueError
     return int(text)
+
+
+def _not_negative(text: str) -> float:
+    if not float(text) >= 0:
+        raise ValueError
+    return float(text)
 
 
 def _above_zero(text: str) -> float:

@@ -7,17 +7,20 @@ from kvstore.replay.result import Result
 
 
 class PlotError(KvstoreError):
-    """matplotlib is missing."""
+    """matplotlib is missing, or does not know the kind of picture."""
 
 
-def need_matplotlib() -> None:
-    """PlotError that says what to install; before a long replay, not after it."""
+def need_matplotlib(path: Path) -> None:
+    """PlotError that says what to do; before a long replay, not after it."""
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
         raise PlotError(
             "--plot needs matplotlib: pip install 'kvstore-nvme[cli]', or leave it out"
         ) from None
+    kinds = FigureCanvasAgg.filetypes
+    if path.suffix.removeprefix(".") not in kinds:
+        raise PlotError(f"{path}: a picture ends in one of {', '.join(sorted(kinds))}")
 
 
 def draw(result: Result, path: Path) -> None:
