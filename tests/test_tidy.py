@@ -128,6 +128,7 @@ def test_no_function_is_longer_than_the_limit() -> None:
         ".h": c_functions,
         ".py": python_functions,
         ".pyx": cython_functions,
+        ".pxi": cython_functions,
     }
     complain(
         [

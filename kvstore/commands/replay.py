@@ -73,7 +73,6 @@ def add(commands: "Commands") -> None:
     _option(parser, "--price-hit", float, "P", "of a million input tokens that hit")
     _option(parser, "--price-miss", float, "P", "of a million that missed")
     _option(parser, "--plot", Path, "FILE", "draw it, for example to out.png")
-    parser.set_defaults(misuse=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,9 +94,9 @@ def run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> Plan:
     classes = _classes(options.ttl or {})
     if options.retain is not None and options.retain not in classes:
-        options.misuse(f"--class {options.retain} is none of {', '.join(classes)}")
+        options.parser.error(f"--class {options.retain} is none of {', '.join(classes)}")
     if (options.price_hit is None) != (options.price_miss is None):
-        options.misuse("--price-hit and --price-miss go together")
+        options.parser.error("--price-hit and --price-miss go together")
     prices = None if options.price_hit is None else (options.price_hit, options.price_miss)
     return Plan(
         ttl_s=classes,
