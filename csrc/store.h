@@ -24,6 +24,8 @@
 #include "types.h"
 
 /* ---- store.c ---- */
+/* All of a store but its pool, its roots and its threads; kvs_store_drop frees it. */
+int kvs_store_new(const struct kvs_options *options, struct kvs_store **out);
 void kvs_store_hold(struct kvs_store *store);
 void kvs_store_drop(struct kvs_store *store);
 int kvs_store_check(const struct kvs_store *store); /* 0, -ESHUTDOWN or -ECHILD */
@@ -136,6 +138,8 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
 void kvs_files_trim(struct kvs_store *store);
 
 /* ---- root.c, probe.c and jobs.c ---- */
+/* The next root of the store, with nothing open. */
+struct kvs_root *kvs_root_add(struct kvs_store *store);
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
                   const struct kvs_options *all, struct kvs_root *root, char *message,
                   uint32_t message_bytes);
@@ -179,6 +183,13 @@ uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct 
                   uint64_t count);
 
 /* ---- lease.c ---- */
+int kvs_pins_add_locked(struct kvs_pins *pins, struct kvs_extent *extent); /* 0 or -ENOMEM */
+/* The leading extents of keys[first..end) that the index knows. 0 or -ENOMEM. */
+int kvs_pins_add_chain_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                              const struct kvs_key *keys, uint64_t first, uint64_t end,
+                              struct kvs_pins *pins);
+void kvs_pins_drop_locked(struct kvs_store *store, struct kvs_pins *pins); /* for use again */
+void kvs_pins_end_locked(struct kvs_store *store, struct kvs_pins *pins);
 void kvs_lease_expire_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_lease_drop_locked(struct kvs_lease *lease);
 
@@ -220,6 +231,12 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
                     char *path);
 /* The directory is not there (any more). */
 void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key);
+/* The next run of keys[*at..count) that is not resident and crosses no multiple of `grid`: its
+ * length, and *at behind it; 0: there is no other. Resident blocks on the way are renewed and added
+ * to *resident. */
+uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                 const struct kvs_key *keys, uint64_t count, uint64_t grid,
+                                 int class_number, uint64_t *at, uint64_t *resident);
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
