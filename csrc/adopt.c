@@ -314,6 +314,7 @@ void kvs_scan_job(struct kvs_root *root, void *argument)
     kvs_deletes_resume_locked(store);
     pthread_cond_broadcast(&store->changed);
     kvs_unlock(store);
+    kvs_room_restore(root);
 }
 
 /* What peers published since the last look. */
@@ -328,4 +329,5 @@ void kvs_rescan_job(struct kvs_root *root, void *argument)
     root->rescan_ns = kvs_store_now_ns(store);
     root->rescanning = 0;
     kvs_unlock(store);
+    kvs_room_restore(root);
 }

@@ -230,6 +230,8 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 int kvs_evict_one(struct kvs_root *root, int force);
+/* File workers: evicts until the budget holds, after others' extents were adopted. */
+void kvs_room_restore(struct kvs_root *root);
 /* Later times that another process wrote to the file; file workers only. */
 void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
 void kvs_expire_locked(struct kvs_root *root);
