@@ -284,7 +284,17 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
     return 0;
 }
 
-/* Opened for an extent that the index knows: the header must still be the one it was made from. */
+/* Another process removed the file, and a new one has its name. */
+static int replaced(const struct kvs_extent *extent, const struct kvs_extent_header *header)
+{
+    int differs = header->block_count != extent->block_count;
+    for (uint32_t i = 0; !differs && i < header->block_count; i++) {
+        differs = kvs_tag(extent->ns, &header->keys[i]) != extent->tags[i];
+    }
+    return differs;
+}
+
+/* Opened for an extent that the index knows. ABSENT: its file is gone, perhaps for another one. */
 static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *extent,
                                   struct kvs_file **out)
 {
@@ -297,9 +307,8 @@ static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *exte
     }
     kvs_path_of(extent->ns, &extent->name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
-    if (!reason && (header->block_count != extent->block_count ||
-                    memcmp(&header->keys[extent->named], &extent->name, KVS_KEY_BYTES) != 0)) {
-        reason = KVS_REASON_FOREIGN;
+    if (!reason && replaced(extent, header)) {
+        reason = KVS_REASON_ABSENT;
     }
     if (!reason) {
         reason = kvs_file_open(root, extent->ns, fd, header, out);
@@ -315,6 +324,8 @@ static void open_job(struct kvs_root *root, void *argument)
 {
     struct kvs_store *store = root->store;
     struct kvs_extent *extent = argument;
+    struct kvs_namespace *ns = extent->ns;
+    struct kvs_key name = extent->name;
     struct kvs_file *file = NULL;
     enum kvs_reason reason = open_known(root, extent, &file);
     kvs_lock(store);
@@ -337,6 +348,12 @@ static void open_job(struct kvs_root *root, void *argument)
     kvs_unlock(store);
     if (file) {
         kvs_file_discard(file);
+    }
+    struct kvs_extent *found;
+    if (reason == KVS_REASON_ABSENT && kvs_adopt(root, ns, &name, 0, &found) == KVS_REASON_NONE) {
+        kvs_lock(store);
+        kvs_extent_unpin_locked(store, found);
+        kvs_unlock(store);
     }
     kvs_files_trim(store); /* at once: a queued close would wait behind hundreds of opens */
 }

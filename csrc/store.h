@@ -133,6 +133,10 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
 /* Closes files beyond the cache's limit; file workers only. */
 void kvs_files_trim(struct kvs_store *store);
 
+/* ---- unnamed.c ---- */
+/* File workers: lets go of open files that another process unlinked. */
+void kvs_unnamed_forget(struct kvs_root *root);
+
 /* ---- root.c and jobs.c ---- */
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
                   const struct kvs_options *all, struct kvs_root *root, char *message,

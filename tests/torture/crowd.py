@@ -155,6 +155,15 @@ class Crowd:
                 child.pipe.send("stop")
         self.until(lambda: all(child.ended for child in children), "children close")
 
+    def ask(self, child: Child, command: str) -> dict[str, Any]:
+        """What it says of itself, after "say" or "rest"."""
+        child.said = None
+        child.pipe.send(command)
+        self.until(lambda: child.ended or child.said is not None, f"{child.name} answers")
+        if child.said is None:
+            raise Broken(f"{child.name} is gone")
+        return child.said
+
     def bystander(self, child: Child) -> None:
         """A forked child of it that outlives it, with all of its descriptors."""
         before = len(self.bystanders)

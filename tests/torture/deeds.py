@@ -39,6 +39,7 @@ Tell = Callable[..., None]
 WINDOW = 18  # kept prompts in play at a time
 BRIEF_PROMPTS = 6
 PRIVATE_PROMPTS = 4
+SLOTS = 5  # processes at a time
 # A load may be short for these at any time; what else shortens it has lost something.
 MEANT = {"deadline", "pool", "cancelled", "closed"}
 
@@ -97,6 +98,14 @@ class Lane:
         elif self.scene.private and self.rng.random() < 0.25:
             number = private_number(self.scene.slot, self.rng.randrange(PRIVATE_PROMPTS))
         return space, self.caches[space], number, chain_of(number, self.length())
+
+    def prompt_to_read(self) -> tuple[int, Cache, int, Chain]:
+        """One in play, or one that another process writes and deletes."""
+        space, kv, number, chain = self.prompt()
+        if self.rng.random() < 0.15:
+            number = private_number(self.rng.randrange(SLOTS), self.rng.randrange(PRIVATE_PROMPTS))
+            chain = chain_of(number, len(chain))
+        return space, kv, number, chain
 
     def length(self) -> int:
         whole = [1, GRID - 1, GRID, GRID + 1, 2 * GRID, BLOCKS_MAX]
@@ -182,7 +191,7 @@ class Lane:
 
     async def hit(self) -> tuple[int, Cache, int, Hit]:
         """(space, cache, number, what was found of a prompt, perhaps only a slice of it)."""
-        space, kv, number, chain = self.prompt()
+        space, kv, number, chain = self.prompt_to_read()
         hit = await self.face.find(kv, chain)
         if hit.blocks > 1 and self.rng.random() < 0.3:
             first = self.rng.randrange(hit.blocks)

@@ -15,14 +15,14 @@ from kvstore import OpenError
 from kvstore.store import open_blocking
 from kvstore.testing import FileCall
 from tests.torture.crowd import Broken, Child, Crowd
-from tests.torture.deeds import Scene
+from tests.torture.deeds import SLOTS, Scene
 from tests.torture.ledger import Ledger
 from tests.torture.verify import Found, verify
 from tests.torture.worker import Part
 
 MB = 1_000_000
 ROOMY, TIGHT = 2_000 * MB, 12 * MB
-OWNER_SLOT, AUTO_SLOT, SLOTS = 0, 4, 5
+OWNER_SLOT, AUTO_SLOT = 0, 4
 ENGINES = ["auto", "auto", "threads", "io_uring_plain"]
 # The calls a process makes on its way to a name, off it, and around times and the lock.
 CUTS = [

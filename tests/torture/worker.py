@@ -1,6 +1,7 @@
 """One child: a store that it opens, lanes that live on it, and a pipe to the parent.
 
-Down the pipe come commands: "stop", "bystander" and "say"; up go tuples, the first word says what.
+Down the pipe come commands: "stop", "bystander", "say", "rest" (lanes end, nothing is in use) and "go"
+(lanes again); up go tuples, the first word says what.
 What `tell` was called with has left this process when it returns, so a kill cannot take it back.
 The pipe's end is the parent's: then this process ends too.
 """
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import os
 import random
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -49,9 +51,10 @@ class Worker:
         self.pipe, self.part = pipe, part
         self.rng = random.Random(part.seed)
         self.sending = threading.Lock()
-        self.stopping = False
-        self.broken = False
+        self.stopping = self.broken = self.resting = False
+        self.face = self.rng.choice([Blocking, Loop])()
         self.lanes: list[Lane] = []
+        self.threads: list[threading.Thread] = []
         self.was_owner = False
         self.told = (0, 0, 0)
 
@@ -67,17 +70,13 @@ class Worker:
             return
         self.was_owner = store.info().roots[0].is_owner
         self.tell("open", self.was_owner)
-        threads = self.start_lanes(store)
+        self.lanes = self.make_lanes(store)
+        self.go()
         while not self.stopping and not self.broken:
             self.look(store)
             if self.pipe.poll(POLL_S):
                 self.obey(self.pipe.recv(), store)
-        for thread in threads:
-            thread.join(STOP_S)
-            if thread.is_alive():
-                self.tell("broke", "a lane hangs")
-                faulthandler.dump_traceback(all_threads=True)
-                os._exit(1)
+        self.rest()
         if not self.broken:
             self.look(store)
             self.lanes.clear()
@@ -104,30 +103,43 @@ class Worker:
             _testing=injection,
         )
 
-    def start_lanes(self, store: Store) -> list[threading.Thread]:
-        """Blocking lanes have a thread each; those of the asyncio face share a loop."""
-        part, face = self.part, self.rng.choice([Blocking, Loop])()
+    def make_lanes(self, store: Store) -> list[Lane]:
+        part, lanes = self.part, []
         for number in range(part.lanes):
-            scene = Scene(
-                part.scene.slot, part.scene.first, part.scene.roomy, private=number == 0
-            )
+            scene = replace(part.scene, private=number == 0)
             rng = random.Random(f"{part.seed} {number}")
-            self.lanes.append(Lane(store, face, rng, self.tell, scene))
-        groups = [self.lanes] if isinstance(face, Loop) else [[lane] for lane in self.lanes]
-        threads = [threading.Thread(target=self.live, args=(group,)) for group in groups]
-        for thread in threads:
+            lanes.append(Lane(store, self.face, rng, self.tell, scene))
+        return lanes
+
+    def go(self) -> None:
+        """Blocking lanes have a thread each; those of the asyncio face share a loop."""
+        self.resting = False
+        together = isinstance(self.face, Loop)
+        groups = [self.lanes] if together else [[lane] for lane in self.lanes]
+        self.threads = [threading.Thread(target=self.live, args=(group,)) for group in groups]
+        for thread in self.threads:
             thread.start()
-        return threads
+
+    def rest(self) -> None:
+        """Lanes finish what they are at."""
+        self.resting = True
+        for thread in self.threads:
+            thread.join(STOP_S)
+            if thread.is_alive():
+                faulthandler.dump_traceback(all_threads=True)
+                self.tell("broke", "a lane hangs, its stack is above")
+                os._exit(1)
+        self.threads.clear()
 
     def live(self, lanes: list[Lane]) -> None:
         async def together() -> None:
-            await asyncio.gather(*(lane.run(lambda: not self.stopping) for lane in lanes))
+            await asyncio.gather(*(lane.run(lambda: not self.resting) for lane in lanes))
 
         try:
             asyncio.run(together())
         except BaseException:
             if not self.broken:
-                self.broken = self.stopping = True
+                self.broken = self.resting = True
                 self.tell("broke", traceback.format_exc())
 
     def look(self, store: Store) -> None:
@@ -153,7 +165,13 @@ class Worker:
             self.stopping = True
         elif command == "bystander":
             self.tell("bystander", self.fork())
-        elif command == "say":
+        elif command == "go":
+            self.go()
+        else:
+            if command == "rest":
+                self.rest()
+                store.drop_ram()
+                gc.collect()
             self.tell("said", self.say(store))
 
     def fork(self) -> int:
