@@ -327,10 +327,10 @@ void kvs_rescan_job(struct kvs_root *root, void *argument)
     if (root->is_owner) {
         scan_root(root, root->rescan_from_s > 1 ? root->rescan_from_s - 1 : 1);
     }
+    kvs_room_restore(root);
     kvs_lock(store);
     root->rescan_from_s = from_s;
     root->rescan_ns = kvs_store_now_ns(store);
     root->rescanning = 0;
     kvs_unlock(store);
-    kvs_room_restore(root);
 }
