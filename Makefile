@@ -7,6 +7,10 @@
 PYTHON ?= python3
 # Tokens of the demo's prompt; empty: the demo's default.
 PROMPT_TOKENS ?=
+# Rounds of torture, minutes of soak, and further words for either (ARGS="--seed 7 --only 12").
+N ?= 100
+MINUTES ?= 30
+ARGS ?=
 
 VENV := .venv
 PY := $(CURDIR)/$(VENV)/bin/python
@@ -19,7 +23,7 @@ SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all bench dist format clean lint c-tests py-tests
-.PHONY: test-uring test-sanitizers test-threads test-user test-slow
+.PHONY: test-uring test-sanitizers test-threads test-user test-slow torture soak
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -40,13 +44,14 @@ test: setup  ## Lint, C tests and the suite without its slow part (under 10 minu
 	@$(STEP) py-tests $(SUBMAKE) py-tests
 	@$(STEP) --end test
 
-test-all: setup  ## The rest: both liburing builds, sanitizers, an ordinary user, slow tests
+test-all: setup  ## The rest: both liburing builds, sanitizers, an ordinary user, slow tests, torture
 	@$(STEP) --begin test-all
 	@$(STEP) test-uring $(SUBMAKE) test-uring
 	@$(STEP) test-sanitizers $(SUBMAKE) test-sanitizers
 	@$(STEP) test-threads $(SUBMAKE) test-threads
 	@$(STEP) test-user $(SUBMAKE) test-user
 	@$(STEP) test-slow $(SUBMAKE) test-slow
+	@$(STEP) torture $(SUBMAKE) torture N=10
 	@$(STEP) dist $(SUBMAKE) dist
 	@$(STEP) --end test-all
 
@@ -54,6 +59,12 @@ bench: setup  ## Run every benches/bench_*.py; figures are shares of this disk's
 	@set -e; found=; for file in benches/bench_*.py; do \
 	    if [ -f "$$file" ]; then found=1; echo "== $$file"; $(PY) "$$file"; fi; \
 	done; [ -n "$$found" ] || echo "no benches/bench_*.py yet"
+
+torture: setup  ## Kill -9 an owner and its peers in N=100 rounds, then look at what is left
+	@PYTHONPATH=. $(PY) -m tests.torture --rounds $(N) $(ARGS)
+
+soak: setup  ## The same crowd at work for MINUTES=30: memory, descriptors, leases stay flat
+	@PYTHONPATH=. $(PY) -m tests.torture.soak --minutes $(MINUTES) $(ARGS)
 
 dist: setup  ## Build the wheel and try the README's example where there is no compiler
 	@tools/check_dist.sh $(PY)

@@ -12,7 +12,6 @@ import pytest
 from kvstore.store import Store
 from kvstore.testing import VirtualClock
 from tests.support.prompts import (
-    GRID,
     assert_whole,
     eventually,
     extent_files,
@@ -42,9 +41,7 @@ class Pair:
         self.peer: Store = stack.enter_context(
             opened(root, capacity, clock=self.clocks[1], role="peer")
         )
-        self.owner_kv, self.peer_kv = (
-            store.cache(LAYOUT) for store in (self.owner, self.peer)
-        )
+        self.owner_kv, self.peer_kv = (store.cache(LAYOUT) for store in (self.owner, self.peer))
         eventually(lambda: not self.owner.info().roots[0].warming, "the scan ended")
 
     def look(self) -> None:

@@ -66,9 +66,7 @@ def place_for(number: int, places: dict[bool, Place], base: Path) -> Place:
     return places[roomy]
 
 
-def report(
-    number: int, place: Place, cut: bool, outcome: Outcome, totals: Counter[str]
-) -> None:
+def report(number: int, place: Place, cut: bool, outcome: Outcome, totals: Counter[str]) -> None:
     found, told = outcome.found, place.ledger.counts
     print(
         f"{number:4} {'roomy' if place.roomy else 'tight'}{' cut' if cut else '    '}"

@@ -1,9 +1,9 @@
 """The judge of a soak's table: what must not grow does not.
 
-Memory wobbles, so its trend over the second half counts: the least-squares line may not rise by more
-than a bound. What is counted is looked at when all rest: leases and regions are none, descriptors and
-threads no more in the second half than in the first (but for the queue of an event loop that ended,
-which is closed when the next one asks).
+Memory wobbles, so its trend over the second half counts: the least-squares line may not rise by
+more than a bound. What is counted is looked at when all rest: leases and regions are none,
+descriptors and threads no more in the second half than in the first (but for the queue of an event
+loop that ended, which is closed when the next one asks).
 """
 
 from __future__ import annotations

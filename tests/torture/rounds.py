@@ -75,9 +75,7 @@ class Round:
             self.disperse()
             self.outcome.kills = crowd.kills
             place = self.place
-            self.outcome.found = verify(
-                place.root, place.ledger, place.capacity, roomy=place.roomy
-            )
+            self.outcome.found = verify(place.root, place.ledger, place.capacity, roomy=place.roomy)
         return self.outcome
 
     # --------------------------------------------------------------------------------- starts

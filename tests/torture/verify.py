@@ -1,11 +1,11 @@
 """After the storm: a new owner, alone, looks at everything.
 
-  kept      every sure block of a roomy store is there and exact; of any store, what is there is
-            exact and what was forgotten is not there
-  disk      used_bytes is what the files take; every file reads whole with the independent reader;
-            nothing in quarantine, no temporary of a dead process
-  budget    used_bytes is within the capacity, and what was used last outlives what was not
-  leavings  no lease, no locked root, no region but those of the RAM tier
+kept      every sure block of a roomy store is there and exact; of any store, what is there is
+          exact and what was forgotten is not there
+disk      used_bytes is what the files take; every file reads whole with the independent reader;
+          nothing in quarantine, no temporary of a dead process
+budget    used_bytes is within the capacity, and what was used last outlives what was not
+leavings  no lease, no locked root, no region but those of the RAM tier
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ def need(condition: bool, what: str) -> None:
 def verify(root: Path, ledger: Ledger, capacity: int, *, roomy: bool) -> Found:
     leave_temporary(root)
     with open_blocking(
-        root, capacity=capacity, pool="16MB", reserve="64MB", retention=CLASSES, default_class="kept"
+        root,
+        capacity=capacity,
+        pool="16MB",
+        reserve="64MB",
+        retention=CLASSES,
+        default_class="kept",
     ) as store:
         early = Found()
         first = next(iter(ledger.longest), None)

@@ -1,7 +1,7 @@
 """One child: a store that it opens, lanes that live on it, and a pipe to the parent.
 
-Down the pipe come commands: "stop", "bystander", "say", "rest" (lanes end, nothing is in use) and "go"
-(lanes again); up go tuples, the first word says what.
+Down the pipe come commands: "stop", "bystander", "say", "rest" (lanes end, nothing is in use) and
+"go" (lanes again); up go tuples, the first word says what.
 What `tell` was called with has left this process when it returns, so a kill cannot take it back.
 The pipe's end is the parent's: then this process ends too.
 """
