@@ -100,7 +100,7 @@ class Round:
         return "auto" if slot == AUTO_SLOT and self.with_auto else "peer"
 
     def gather(self) -> None:
-        self.with_auto = self.rng.random() < 0.6
+        self.with_auto = self.rng.random() < 0.75
         self.start_owner()
         for slot in range(1, SLOTS):
             self.start(slot, self.role_of(slot))
