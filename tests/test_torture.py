@@ -91,13 +91,13 @@ def test_what_lies_in_quarantine_or_was_left_half_done_is_noticed(tmp_path: Path
     ledger = Ledger()
     stored(tmp_path, {0: 3}, ledger)
     left = extent_files(tmp_path)[0].parents[1] / "tmp" / "kv-1-1-fresh.tmp"
-    left.parent.mkdir(exist_ok=True)
-    left.write_bytes(bytes(4096))
+    left.parent.mkdir(mode=0o700, exist_ok=True)
+    left.touch(mode=0o600)
     with pytest.raises(Broken, match="temporaries of dead processes"):
         verify(tmp_path, ledger, ROOMY, roomy=True)
     left.unlink()
-    (tmp_path / "quarantine").mkdir(exist_ok=True)
-    (tmp_path / "quarantine" / "something").touch()
+    (tmp_path / "quarantine").mkdir(mode=0o700, exist_ok=True)
+    (tmp_path / "quarantine" / "something").touch(mode=0o600)
     with pytest.raises(Broken, match="in quarantine"):
         verify(tmp_path, ledger, ROOMY, roomy=True)
 

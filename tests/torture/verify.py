@@ -2,8 +2,9 @@
 
 kept      every sure block of a roomy store is there and exact; of any store, what is there is
           exact and what was forgotten is not there
-disk      used_bytes is what the files take; every file reads whole with the independent reader;
-          nothing in quarantine, no temporary of a dead process
+disk      fsck finds nothing, and nobody who has the root open; used_bytes is what the files take;
+          every file reads whole with the independent reader; nothing in quarantine, no temporary
+          of a dead process
 budget    used_bytes is within the capacity, and what was used last outlives what was not
 leavings  no lease, no locked root, no region but those of the RAM tier
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from kvstore import Cache, Hit, Store
 from kvstore.cache import Miss
+from kvstore.fsck import check
 from kvstore.store import open_blocking
 from tests.support.extent_reader import read_root
 from tests.support.prompts import eventually, extent_files, physical_bytes
@@ -53,6 +55,7 @@ def need(condition: bool, what: str) -> None:
 
 
 def verify(root: Path, ledger: Ledger, capacity: int, *, roomy: bool) -> Found:
+    check_offline(root)
     leave_temporary(root)
     with open_blocking(
         root,
@@ -125,11 +128,19 @@ def get_exact(kv: Cache, space: int, key: bytes, found: Found) -> bool:
 # ------------------------------------------------------------------------------------- the disk
 
 
+def check_offline(root: Path) -> None:
+    """As the dead left it."""
+    report = check(root, deep=True)
+    need(not report.owner, f"all are dead, and yet the root is open in {report.owner}")
+    need(not report.code, f"fsck: {[finding for finding in report.findings if finding.error]}")
+
+
 def leave_temporary(root: Path) -> None:
     """What a process that died long ago would leave where there are no nameless files."""
     for namespace in namespaces(root):
         path = namespace / "tmp" / "kv-1-1-dead.tmp"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.touch(mode=0o600)
         path.write_bytes(bytes(8192))
         long_ago = time.time() - 2 * TEMPORARY_LIFE_S
         os.utime(path, (long_ago, long_ago))
