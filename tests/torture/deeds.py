@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import kvstore
-from kvstore import Cache, Chain, Hit, Load, Miss, Pages, Store
+from kvstore import Cache, Chain, Hit, Layer, Load, Miss, Pages, Store
 from tests.support.prompts import GRID
 from tests.torture.faces import Face
 from tests.torture.universe import (
@@ -219,7 +219,7 @@ class Lane:
             load.close()
         self.views_back()
 
-    def judge(self, space: int, hit: Hit, layer: Any, before: int) -> int:
+    def judge(self, space: int, hit: Hit, layer: Layer, before: int) -> int:
         """Every byte of a delivered layer; its good blocks."""
         if layer.blocks > before:
             raise Lie(f"the good prefix grew from {before} to {layer.blocks} blocks")

@@ -69,9 +69,8 @@ def split(keys: bytes) -> list[bytes]:
 
 
 @lru_cache
-def _space_salt(space: int, layer: int) -> np.uint64:
-    digest = hashlib.sha256(f"{space} {layer}".encode()).digest()
-    return np.frombuffer(digest, dtype=np.uint64)[0]
+def _salt(space: int, layer: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{space} {layer}".encode()).digest()[:8], "little")
 
 
 def cells_of(space: int, layer: int, keys: Sequence[bytes]) -> Bytes:
@@ -80,7 +79,7 @@ def cells_of(space: int, layer: int, keys: Sequence[bytes]) -> Bytes:
     words = -(-size // 8)
     seeds = np.frombuffer(b"".join(key[:8] for key in keys), dtype=np.uint64)
     steps = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (seeds ^ _space_salt(space, layer))[:, None] + steps[None, :]
+    mixed = (seeds ^ np.uint64(_salt(space, layer)))[:, None] + steps[None, :]
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)

@@ -23,7 +23,7 @@ from typing import Any
 from kvstore import OpenError, Store, open_blocking
 from kvstore.testing import FaultFiles, FileCall, Injection
 from tests.torture.deeds import Lane, Scene
-from tests.torture.faces import Blocking, Loop
+from tests.torture.faces import Blocking, Face, Loop
 from tests.torture.universe import CLASSES
 
 POLL_S = 0.02
@@ -52,7 +52,7 @@ class Worker:
         self.rng = random.Random(part.seed)
         self.sending = threading.Lock()
         self.stopping = self.broken = self.resting = False
-        self.face = self.rng.choice([Blocking, Loop])()
+        self.face: Face = Loop() if self.rng.random() < 0.5 else Blocking()
         self.lanes: list[Lane] = []
         self.threads: list[threading.Thread] = []
         self.was_owner = False
