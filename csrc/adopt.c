@@ -380,15 +380,20 @@ void kvs_scan_job(struct kvs_root *root, void *argument)
     kvs_deletes_resume_locked(store);
     pthread_cond_broadcast(&store->changed);
     kvs_unlock(store);
+    kvs_room_restore(root);
 }
 
-/* What peers published since the last look. */
+/* What other processes did since the last look: names that are gone, and (the owner) new ones. */
 void kvs_rescan_job(struct kvs_root *root, void *argument)
 {
     (void)argument;
     struct kvs_store *store = root->store;
     int64_t from_s = store->clock->wall_s(store->clock);
-    scan_root(root, root->rescan_from_s > 1 ? root->rescan_from_s - 1 : 1);
+    kvs_unnamed_forget(root);
+    if (root->is_owner) {
+        scan_root(root, root->rescan_from_s > 1 ? root->rescan_from_s - 1 : 1);
+    }
+    kvs_room_restore(root);
     kvs_lock(store);
     root->rescan_from_s = from_s;
     root->rescan_ns = kvs_store_now_ns(store);

@@ -1,6 +1,6 @@
 /*
  * keeper.c: what time does: leases end, loads miss their deadlines, extents expire, times are
- * written back, the owner looks for peers' extents, an `auto` peer tries for the lock.
+ * written back, all look for what other processes did, an `auto` peer tries for the lock.
  *
  * One thread per store, ten rounds a second; with manual_ticks only kvs_tick runs a round. It makes
  * no call of fs.h itself: those become jobs.
@@ -143,7 +143,7 @@ static void root_round_locked(struct kvs_root *root, int64_t now_ns)
     kvs_leave_again_locked(root);
     times_write_back_locked(root, now_ns, 0);
     kvs_scrub_next_locked(root);
-    if (root->is_owner && !root->warming && !root->rescanning &&
+    if (!root->warming && !root->rescanning &&
         now_ns - root->rescan_ns >= RESCAN_S * KVS_NS_PER_S) {
         root->rescanning = kvs_job_add_locked(root, kvs_rescan_job, NULL, 0) == 0;
     }

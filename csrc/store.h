@@ -137,6 +137,10 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
 /* Closes files beyond the cache's limit; file workers only. */
 void kvs_files_trim(struct kvs_store *store);
 
+/* ---- unnamed.c ---- */
+/* File workers: lets go of open files that another process unlinked. */
+void kvs_unnamed_forget(struct kvs_root *root);
+
 /* ---- root.c, probe.c and jobs.c ---- */
 /* The next root of the store, with nothing open. */
 struct kvs_root *kvs_root_add(struct kvs_store *store);
@@ -258,6 +262,8 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 int kvs_evict_one(struct kvs_root *root, int force);
+/* File workers: evicts until the budget holds, after others' extents were adopted. */
+void kvs_room_restore(struct kvs_root *root);
 /* Later times that another process wrote to the file; file workers only. */
 void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
 void kvs_expire_locked(struct kvs_root *root);
