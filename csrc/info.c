@@ -62,9 +62,19 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
     out->used_bytes = root->used_bytes;
     out->reserve_bytes = root->reserve_bytes;
     out->free_bytes = root->space.free_bytes;
+    out->quarantine_files = root->quarantine_files;
+    out->quarantine_bytes = root->quarantine_bytes;
     out->reads_in_flight_max = root->ops_in_flight_max;
     kvs_unlock(store);
     return 0;
+}
+
+void kvs_clock_info(struct kvs_store *store, struct kvs_clock_info *out)
+{
+    kvs_lock(store);
+    out->step_s = store->wall.step_s;
+    out->now_s = kvs_store_now_s(store);
+    kvs_unlock(store);
 }
 
 void kvs_pool_info(struct kvs_store *store, struct kvs_pool_info *out)

@@ -466,6 +466,11 @@ cdef class Store(Handle):
         check(kvs_root_info(self.open_handle(), root, &info), "root_info")
         return info
 
+    def clock_info(self):
+        cdef kvs_clock_info_struct info
+        kvs_clock_info(self.open_handle(), &info)
+        return info
+
     def pool_info(self):
         cdef kvs_pool_info_struct info
         kvs_pool_info(self.open_handle(), &info)
@@ -549,6 +554,13 @@ cdef class Cache(Handle):
     def contains(self, bytes key not None):
         one_key(key)
         return check(kvs_contains(self.open_handle(), keys_at(key)), "contains") == 1
+
+    def removed(self, bytes key not None):
+        """(reason, seconds since 1970), or None."""
+        cdef int64_t when_s = 0
+        one_key(key)
+        cdef kvs_reason reason = kvs_removed(self.open_handle(), keys_at(key), &when_s)
+        return (reason_of(reason), when_s) if when_s else None
 
     def delete(self, bytes key not None):
         cdef kvs_ticket *ticket = NULL

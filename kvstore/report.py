@@ -17,6 +17,7 @@ LOST_WORDS = {
     "allocate": "no fallocate: space is not reserved before writing",
 }
 COVERAGE_WANTED = 0.9
+CLOCK_STEP_S = 3600  # the core follows less at once
 
 
 class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     expired_extents: int
     deleted_extents: int
     quarantined_extents: int
+    quarantine_deleted: int
+    clock_steps: int
     extents: int
     blocks: int
     leases: int
@@ -62,7 +65,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One root. engine_why: what better engines said. lost: what the file system cannot do."""
+    """One root. engine_why: what better engines said. lost: what the file system cannot do.
+    used_bytes: of extents and of quarantine_bytes."""
 
     path: str
     engine: str
@@ -78,6 +82,8 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     reserve_bytes: int
     free_bytes: int
+    quarantine_files: int
+    quarantine_bytes: int
     reads_in_flight_max: int
 
 
@@ -101,11 +107,13 @@ class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """fallbacks: everything that is slower or weaker than it could be, in plain words."""
+    """fallbacks: everything that is slower or weaker than it could be, in plain words.
+    clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not."""
 
     build: BuildInfo
     pool: PoolInfo
     roots: list[RootInfo]
+    clock_step_s: int
     fallbacks: list[str]
 
 
@@ -144,8 +152,19 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
         cuda_why=cuda_why,
     )
     roots = [_root(core.root_info(i)) for i in range(raw["root_count"])]
+    step_s = core.clock_info()["step_s"]
+    fallbacks = _fallbacks(pool, roots)
+    if step_s:
+        fallbacks.append(clock_step_words(step_s))
     return Info(
-        build=build_info(version), pool=pool, roots=roots, fallbacks=_fallbacks(pool, roots)
+        build=build_info(version), pool=pool, roots=roots, clock_step_s=step_s, fallbacks=fallbacks
+    )
+
+
+def clock_step_words(step_s: int) -> str:
+    return (
+        f"clock: the wall clock was stepped by {step_s:+d} s: times to live go on as before, nothing"
+        " expired is unlinked; followed when it has lasted an hour"
     )
 
 
@@ -166,6 +185,8 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         used_bytes=raw["used_bytes"],
         reserve_bytes=raw["reserve_bytes"],
         free_bytes=raw["free_bytes"],
+        quarantine_files=raw["quarantine_files"],
+        quarantine_bytes=raw["quarantine_bytes"],
         reads_in_flight_max=raw["reads_in_flight_max"],
     )
 
