@@ -27,6 +27,7 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out)
     out->pool_bytes = kvs_arena_bytes(store->arena);
     out->pool_free_bytes = kvs_arena_free_bytes(store->arena);
     out->pool_cached_bytes = store->cached_bytes;
+    out->clock_step_s = store->wall.step_s;
     out->index_bytes = kvs_index_bytes(store->index);
     kvs_unlock(store);
 }
@@ -67,14 +68,6 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
     out->reads_in_flight_max = root->ops_in_flight_max;
     kvs_unlock(store);
     return 0;
-}
-
-void kvs_clock_info(struct kvs_store *store, struct kvs_clock_info *out)
-{
-    kvs_lock(store);
-    out->step_s = store->wall.step_s;
-    out->now_s = kvs_store_now_s(store);
-    kvs_unlock(store);
 }
 
 void kvs_pool_info(struct kvs_store *store, struct kvs_pool_info *out)

@@ -14,6 +14,7 @@ struct kvs_stats {
     uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents;
     uint64_t quarantine_deleted; /* files beyond its bound */
     uint64_t clock_steps; /* of the wall clock, by more than an hour */
+    int64_t clock_step_s; /* one that is not followed yet; 0: none */
     uint64_t evicted_before_ttl[KVS_CLASSES_MAX], evicted_age_s_sum[KVS_CLASSES_MAX];
     uint64_t removed_in_class[KVS_CLASSES_MAX];
     uint64_t misses_by_reason[KVS_REASON_COUNT];
@@ -39,13 +40,6 @@ struct kvs_root_info {
     uint64_t reads_in_flight_max;
 };
 int kvs_root_info(struct kvs_store *store, uint32_t root, struct kvs_root_info *out);
-
-/* The wall clock was stepped by more than an hour and is not followed yet. 0: it was not. */
-struct kvs_clock_info {
-    int64_t step_s;
-    int64_t now_s; /* what the store takes for the time, seconds since 1970 */
-};
-void kvs_clock_info(struct kvs_store *store, struct kvs_clock_info *out);
 
 struct kvs_pool_info {
     uint64_t base, bytes;

@@ -466,11 +466,6 @@ cdef class Store(Handle):
         check(kvs_root_info(self.open_handle(), root, &info), "root_info")
         return info
 
-    def clock_info(self):
-        cdef kvs_clock_info_struct info
-        kvs_clock_info(self.open_handle(), &info)
-        return info
-
     def pool_info(self):
         cdef kvs_pool_info_struct info
         kvs_pool_info(self.open_handle(), &info)

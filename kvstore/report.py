@@ -30,7 +30,8 @@ class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since open. Bytes are of cells; misses_by_reason counts blocks."""
+    """Counters since open. Bytes are of cells; misses_by_reason counts blocks.
+    clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not."""
 
     lookups: int
     hit_blocks: int
@@ -51,6 +52,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     quarantined_extents: int
     quarantine_deleted: int
     clock_steps: int
+    clock_step_s: int
     extents: int
     blocks: int
     leases: int
@@ -107,13 +109,11 @@ class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """fallbacks: everything that is slower or weaker than it could be, in plain words.
-    clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not."""
+    """fallbacks: everything that is slower or weaker than it could be, in plain words."""
 
     build: BuildInfo
     pool: PoolInfo
     roots: list[RootInfo]
-    clock_step_s: int
     fallbacks: list[str]
 
 
@@ -152,19 +152,17 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
         cuda_why=cuda_why,
     )
     roots = [_root(core.root_info(i)) for i in range(raw["root_count"])]
-    step_s = core.clock_info()["step_s"]
+    step_s = core.stats()["clock_step_s"]
     fallbacks = _fallbacks(pool, roots)
     if step_s:
         fallbacks.append(clock_step_words(step_s))
-    return Info(
-        build=build_info(version), pool=pool, roots=roots, clock_step_s=step_s, fallbacks=fallbacks
-    )
+    return Info(build=build_info(version), pool=pool, roots=roots, fallbacks=fallbacks)
 
 
 def clock_step_words(step_s: int) -> str:
     return (
-        f"clock: the wall clock was stepped by {step_s:+d} s: times to live go on as before, nothing"
-        " expired is unlinked; followed when it has lasted an hour"
+        f"clock: the wall clock was stepped by {step_s:+d} s: times to live go on as before,"
+        " nothing expired is unlinked; it is followed when it has lasted an hour"
     )
 
 

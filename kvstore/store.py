@@ -138,7 +138,7 @@ class Store:
 
     def _watch_clock(self) -> None:
         """Logs a step of the wall clock once, and its end."""
-        before, now = self._clock_step_s, self.core.clock_info()["step_s"]
+        before, now = self._clock_step_s, self.core.stats()["clock_step_s"]
         self._clock_step_s = now
         if now and abs(now - before) > CLOCK_STEP_S:
             _log.warning("%s", clock_step_words(now))

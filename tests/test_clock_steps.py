@@ -92,7 +92,7 @@ def test_no_step_changes_how_long_a_put_still_lives(
         lived = 2 * HOUR
         if followed:
             pass_time(store, clock, lived)
-            assert store.info().clock_step_s == 0, "it lasted an hour"
+            assert store.stats().clock_step_s == 0, "it lasted an hour"
         else:
             pass_time(store, clock, 600)
             clock.step_wall(-step)
@@ -112,14 +112,14 @@ def test_a_step_is_named_and_logged_once_until_it_has_lasted_an_hour(
         caplog.clear()
         clock.step_wall(step)
         store.tick()
-        assert store.info().clock_step_s == step
+        assert store.stats().clock_step_s == step
         assert any("wall clock was stepped" in line for line in store.info().fallbacks)
         pass_time(store, clock, HOUR - 600)
-        assert store.info().clock_step_s == step
+        assert store.stats().clock_step_s == step
         assert store.stats().clock_steps == 1
         assert [f"stepped by {step:+d} s" in line for line in caplog.messages] == [True]
         pass_time(store, clock, 600)
-        assert store.info().clock_step_s == 0
+        assert store.stats().clock_step_s == 0
         assert len(caplog.messages) == 2
         assert "clock" in caplog.messages[1]
 
@@ -133,7 +133,7 @@ def test_a_step_that_is_taken_back_was_never_followed(tmp_path: Path) -> None:
             pass_time(store, clock, HOUR - 600)
             clock.step_wall(-YEARS)
             store.tick()
-            assert store.info().clock_step_s == 0
+            assert store.stats().clock_step_s == 0
         assert store.stats().clock_steps == 3
         chain = put_named(kv, "prompt")
         assert file_named(tmp_path, chain[0]).stat().st_mtime < START_WALL_S + CHAT
@@ -148,9 +148,9 @@ def test_another_step_while_one_lasts_begins_its_hour_anew(tmp_path: Path) -> No
         clock.step_wall(2 * HOUR)
         store.tick()
         pass_time(store, clock, HOUR - 600)
-        assert store.info().clock_step_s == YEARS + 2 * HOUR
+        assert store.stats().clock_step_s == YEARS + 2 * HOUR
         pass_time(store, clock, 600)
-        assert store.info().clock_step_s == 0
+        assert store.stats().clock_step_s == 0
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR, 2, -2])
@@ -162,7 +162,7 @@ def test_a_difference_of_an_hour_is_followed_at_once(step: int, tmp_path: Path) 
         clock.step_wall(step)
         store.tick()
         after = put_named(kv, "after")
-        assert (store.info().clock_step_s, store.stats().clock_steps) == (0, 0)
+        assert (store.stats().clock_step_s, store.stats().clock_steps) == (0, 0)
         assert file_named(tmp_path, after[0]).stat().st_mtime == START_WALL_S + step + AGENT
         clock.advance(AGENT - 1)
         assert answer(kv, before) == answer(kv, after) == (5, None)

@@ -47,9 +47,7 @@ def opened(
     injected = None
     if clock:
         injected = Injection(clock=clock, devices=(device,), manual_ticks=True)
-    with open_blocking(
-        root, capacity=capacity, pool="16MB", min_age=0, _testing=injected
-    ) as store:
+    with open_blocking(root, capacity=capacity, pool="16MB", min_age=0, _testing=injected) as store:
         eventually(lambda: not store.info().roots[0].warming, "the scan ended")
         yield store
 
@@ -124,7 +122,9 @@ class Crowd:
         self.good_blocks = 0
         self.putters = 2
 
-    def steps(self, number: int, step: Callable[[random.Random, Chain], None]) -> Callable[[], None]:
+    def steps(
+        self, number: int, step: Callable[[random.Random, Chain], None]
+    ) -> Callable[[], None]:
         def run() -> None:
             rng = random.Random(self.seed * 100 + number)
             puts = self.PUTS if step == self.put else 1 << 30
@@ -224,8 +224,7 @@ def test_a_lease_ends_by_release_by_time_and_with_its_last_load(tmp_path: Path) 
         for chain in chains:
             put(kv, chain)
         released, timed, loaded = (
-            kv.lease(kv.match(chain), owner=str(i), timeout="60s")
-            for i, chain in enumerate(chains)
+            kv.lease(kv.match(chain), owner=str(i), timeout="60s") for i, chain in enumerate(chains)
         )
         released.release()
         with kv.load(loaded) as running:

@@ -31,9 +31,7 @@ def opened(
     root: Path, clock: VirtualClock, role: str = "owner", files: FaultFiles | None = None
 ) -> Iterator[Store]:
     injected = Injection(clock=clock, files=files, manual_ticks=True)
-    with open_blocking(
-        root, capacity="1GB", pool="16MB", role=role, _testing=injected
-    ) as store:
+    with open_blocking(root, capacity="1GB", pool="16MB", role=role, _testing=injected) as store:
         eventually(lambda: not store.info().roots[0].warming, "the scan ended")
         yield store
 
@@ -68,7 +66,7 @@ def test_peers_extents_are_met_whatever_the_wall_clock_says(step: int, tmp_path:
         for turn in range(3):
             chain = put_named(peer.cache(LAYOUT), turn)
             look(owner, clock)
-            eventually(lambda: kv.match(chain).blocks == GRID, "the owner met it")  # noqa: B023
+            eventually(lambda: kv.match(chain).blocks == GRID, "the owner met it")
             assert owner.info().roots[0].used_bytes == physical_bytes(tmp_path)
 
 
@@ -102,7 +100,7 @@ def test_a_bucket_in_which_nothing_happens_is_not_listed_again(tmp_path: Path) -
             look(store, clock)
             buckets = len(list(tmp_path.glob("*/[0-9a-f][0-9a-f][0-9a-f]")))
             eventually(
-                lambda: files.calls(FileCall.STAT_PATH) >= looked + buckets,  # noqa: B023
+                lambda: files.calls(FileCall.STAT_PATH) >= looked + buckets,
                 "every bucket was looked at",
             )
             store.cache(LAYOUT).delete_blocking(bytes(32))  # waits for a look of its own

@@ -1,5 +1,5 @@
-"""Space is given back at a pace, so that loads do not stall; a put that needs the room does not wait
-for the pace. The pace is 2^30 bytes a second, a tenth of a second ahead; the clock is a driven one.
+"""Space is given back at a pace, so that loads do not stall; a put that needs the room does not
+wait for it. The pace is 2^30 bytes a second, a tenth of a second ahead; the clock is a driven one.
 """
 
 import warnings

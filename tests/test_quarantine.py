@@ -70,7 +70,7 @@ def test_quarantined_bytes_are_in_the_budget_also_in_the_next_life(tmp_path: Pat
     for life in range(2):
         with opened(root, 1 << 30) as store:
             damaged(store.cache(LAYOUT), life, root)
-            eventually(lambda: counted(store, root), "charged")  # noqa: B023
+            eventually(lambda: counted(store, root), "charged")
             assert len(aside(root)) == life + 1
     with opened(root, 1 << 30) as store:
         assert counted(store, root)

@@ -161,7 +161,7 @@ def test_expired_extents_are_unlinked_one_by_one_and_their_bytes_given_back(
         clock.advance(AGENT)
         for left in range(5, 0, -1):  # one a minute: each is more than a twentieth of the root
             store.tick()
-            eventually(lambda: len(extent_files(tmp_path)) == left, "one more is unlinked")  # noqa: B023
+            eventually(lambda: len(extent_files(tmp_path)) == left, "one more is unlinked")
             clock.advance(60)
         assert extent_files(tmp_path) == [file_named(tmp_path, stays[0])]
         eventually(

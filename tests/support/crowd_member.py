@@ -1,5 +1,5 @@
-"""One process of a crowd on one root: matches, loads, checks every byte, puts what is missing, until
-it is killed or its standard input ends. Reports a line of JSON after every few steps.
+"""One process of a crowd on one root: matches, loads, checks every byte, puts what is missing,
+until it is killed or its standard input ends. Reports a line of JSON after every few steps.
 
 python -m tests.support.crowd_member ROOT ROLE CAPACITY SEED
 """
