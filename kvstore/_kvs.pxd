@@ -248,13 +248,14 @@ cdef extern from "kvs.h" nogil:
         uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
         uint64_t published_extents
         uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents
-        uint64_t quarantine_deleted, clock_steps
-        int64_t clock_step_s
-        uint64_t evicted_before_ttl[16], evicted_age_s_sum[16], removed_in_class[16]
+        uint64_t quarantine_deleted
+        uint64_t clock_steps
+        uint64_t evicted_before_ttl[16]
+        uint64_t evicted_age_s_sum[16]
+        uint64_t removed_in_class[16]
         uint64_t misses_by_reason[14]
         uint64_t extents, blocks, leases, open_files, regions
-        uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes
-        uint64_t index_bytes
+        uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes, index_bytes
 
     void kvs_stats(kvs_store *store, kvs_stats_struct *out)
 
@@ -270,9 +271,16 @@ cdef extern from "kvs.h" nogil:
         uint32_t lost
         uint32_t io_depth
         uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes
-        uint64_t quarantine_files, quarantine_bytes, reads_in_flight_max
+        uint64_t quarantine_files, quarantine_bytes
+        uint64_t reads_in_flight_max
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
+
+    struct kvs_clock_info_struct "kvs_clock_info":
+        int64_t step_s
+        int64_t now_s
+
+    void kvs_clock_info(kvs_store *store, kvs_clock_info_struct *out)
 
     struct kvs_pool_info_struct "kvs_pool_info":
         uint64_t base, bytes
