@@ -42,7 +42,7 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
     extent->class_number = class_of(store, header->class_name);
     extent->created_s = header->created_s;
     extent->physical_bytes = stat->physical_bytes;
-    kvs_times_take_locked(store, extent, stat);
+    kvs_times_take_locked(root, extent, stat);
     error = kvs_extent_publish_locked(store, extent);
     if (error) {
         kvs_extent_unpin_locked(store, extent);

@@ -6,7 +6,9 @@
  *
  * Invariants:
  *   1. A kvs_file exists while its extent points at it or refs > 0; its fd is closed by a job.
- *   2. Busy is never taken for damage: only a header that was read and is wrong condemns a file.
+ *   2. Files being opened and files being read are at most file_max together: a small limit on
+ *      descriptors makes loads slower, not short.
+ *   3. Busy is never taken for damage: only a header that was read and is wrong condemns a file.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -224,9 +226,18 @@ void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent)
     }
 }
 
+void kvs_file_ref_locked(struct kvs_file *file)
+{
+    file->root->store->files_busy += file->refs++ == 0;
+}
+
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file)
 {
-    file->refs--;
+    store->files_busy -= --file->refs == 0;
+    if (file->refs == 0 && store->files_refused) {
+        store->files_refused = 0;
+        kvs_wake_all(store); /* somebody waits for the place */
+    }
     let_go(store, file);
 }
 
@@ -234,7 +245,7 @@ struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent
 {
     struct kvs_file *file = extent->file;
     if (file) {
-        file->refs++;
+        kvs_file_ref_locked(file);
         kvs_list_add_first(&store->files, &file->lru);
     }
     return file;
@@ -335,6 +346,7 @@ static void open_job(struct kvs_root *root, void *argument)
         kvs_extent_forget_locked(store, extent, KVS_REASON_EVICTED);
     }
     extent->opening = 0;
+    store->files_opening--;
     extent->open_reason = (uint8_t)reason;
     kvs_extent_unpin_locked(store, extent);
     kvs_wake_all(store);
@@ -350,11 +362,17 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent)
     if (extent->file || extent->opening) {
         return;
     }
+    if (store->files_busy + store->files_opening >= store->file_max) {
+        store->files_refused = 1; /* no descriptors left: whoever plans asks again */
+        return;
+    }
     extent->open_reason = 0;
     extent->opening = 1;
+    store->files_opening++;
     kvs_extent_pin_locked(extent);
     if (kvs_job_add_locked(&store->roots[extent->root], open_job, extent, 1) < 0) {
         extent->opening = 0;
+        store->files_opening--;
         extent->open_reason = KVS_REASON_IO_ERROR;
         kvs_extent_unpin_locked(store, extent);
     }

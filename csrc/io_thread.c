@@ -58,7 +58,7 @@ static int unwanted_locked(const struct kvs_transfer *transfer)
     if (transfer->kind == KVS_TRANSFER_DIRECT) {
         return transfer->load->state == KVS_LOAD_ENDED;
     }
-    if (transfer->kind == KVS_TRANSFER_WRITE) {
+    if (transfer->kind != KVS_TRANSFER_REGION) {
         return 0;
     }
     for (const struct kvs_waiter *at = transfer->region->waiters; at; at = at->next) {
@@ -124,7 +124,7 @@ static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_t
     root->read_bytes_queued -= slot->piece_bytes;
     if (transfer->kind == KVS_TRANSFER_DIRECT) {
         transfer->load->stats.reads++;
-    } else if (transfer->region->waiters) {
+    } else if (transfer->kind == KVS_TRANSFER_REGION && transfer->region->waiters) {
         transfer->region->waiters->load->stats.reads++;
     }
 }
@@ -194,6 +194,10 @@ static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
         kvs_made_written(transfer);
         return;
     }
+    if (transfer->kind == KVS_TRANSFER_SCRUB) {
+        kvs_scrub_read_done(root);
+        return;
+    }
     if (kvs_transfer_read_done(root, transfer)) {
         transfer->retried = 1;
         transfer->submitted = 0;
@@ -209,8 +213,9 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
     struct kvs_transfer *transfer = slot->transfer;
     int error = kvs_io_status(&slot->op);
     if (error == -EAGAIN) {
-        error =
-            slot->op.kind == KVS_IO_READ && slot->short_bytes == slot->op.result ? -ENODATA : -EIO;
+        int at_end = slot->op.kind == KVS_IO_READ && slot->op.result > 0 &&
+                     slot->short_bytes == slot->op.result; /* a busy device is no damage */
+        error = at_end ? -ENODATA : -EIO;
     }
     kvs_lock(root->store);
     root->io_asleep = 0; /* it plans again before it sleeps: no one needs to wake it */

@@ -1,6 +1,7 @@
 /*
  * keeper.c: what time does: the wall clock is followed, leases end, loads miss their deadlines,
- * extents expire, times are written back, what is paced goes on, the owner looks for peers' extents, an `auto` peer tries for the lock.
+ * extents expire, times are written back, what is paced goes on, the removal ring is saved, the
+ * owner looks for peers' extents and scrubs, an `auto` peer tries for the lock.
  *
  * One thread per store, ten rounds a second; with manual_ticks only kvs_tick runs a round. It makes
  * no call of fs.h itself: those become jobs.
@@ -30,6 +31,7 @@ static void root_round_locked(struct kvs_root *root, int64_t now_ns)
     kvs_removed_round_locked(root, now_ns);
     kvs_leave_again_locked(root);
     kvs_times_write_back_locked(root, now_ns, 0);
+    kvs_scrub_next_locked(root);
     if (now_ns - root->rescan_ns >= RESCAN_S * KVS_NS_PER_S) {
         kvs_look_soon_locked(root);
     }

@@ -60,9 +60,10 @@ const char *kvs_reason_name(enum kvs_reason reason); /* "absent", "expired", ...
 enum kvs_role { KVS_ROLE_OWNER, KVS_ROLE_PEER, KVS_ROLE_AUTO };
 
 enum kvs_engine_choice {
-    KVS_ENGINE_AUTO,         /* the best that works: io_uring registered, io_uring, threads */
+    KVS_ENGINE_AUTO,         /* the best that works, in the order below */
     KVS_ENGINE_URING,        /* io_uring with the pool registered where the limit allows */
     KVS_ENGINE_URING_PLAIN,  /* io_uring, pool not registered */
+    KVS_ENGINE_AIO,          /* Linux AIO */
     KVS_ENGINE_THREADS       /* pread and pwrite on threads */
 };
 
@@ -92,6 +93,7 @@ struct kvs_options {
     uint64_t pool_bytes;           /* 0: 1 GiB */
     uint64_t reserve_bytes;        /* free space left to others on each root; 0: 1 % */
     int64_t min_age_s;             /* used within: not evicted (peers); < 0: 60 */
+    uint64_t scrub_bytes_per_s;    /* verify what lies on disk in idle time; 0: do not */
     uint32_t manual_ticks;         /* tests: the keeper runs only inside kvs_tick */
     struct kvs_fs *fs;             /* NULL: the real one */
     struct kvs_clock *clock;       /* NULL: the real one */
@@ -163,9 +165,9 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
              struct kvs_ticket **out);
 /* 1: resident, 0: not (or not known yet). */
 int kvs_contains(struct kvs_cache *cache, const struct kvs_key *key);
-/* Forgets every extent that holds the key; a peer: those it has met. Ticket result: extents dropped, or a
- * negative errno when a file could not be unlinked or a root not be looked through: nothing that is
- * known to hold the key is served, but it may be found again. */
+/* Forgets every extent that holds the key; a peer: those it has met. Ticket result: extents
+ * dropped, or a negative errno when a file could not be unlinked or a root not be looked through:
+ * nothing that is known to hold the key is served, but it may be found again. */
 int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ticket **out);
 
 /* Why a block that is not here left, and when (seconds since 1970); ABSENT: not known. */

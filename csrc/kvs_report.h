@@ -15,6 +15,7 @@ struct kvs_stats {
     uint64_t quarantine_deleted; /* files beyond its bound */
     uint64_t clock_steps; /* of the wall clock, by more than an hour */
     int64_t clock_step_s; /* one that is not followed yet; 0: none */
+    uint64_t scrub_bytes, scrub_extents, scrub_damaged, scrub_passes;
     uint64_t evicted_before_ttl[KVS_CLASSES_MAX], evicted_age_s_sum[KVS_CLASSES_MAX];
     uint64_t removed_in_class[KVS_CLASSES_MAX];
     uint64_t misses_by_reason[KVS_REASON_COUNT];
@@ -27,7 +28,7 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out);
 struct kvs_root_info {
     char path[1024];
     char engine[24];
-    char engine_why[160];    /* what better engines said; "" when none was refused */
+    char engine_why[256];    /* what better engines said; "" when none was refused */
     char file_system[16];
     uint32_t registered;     /* pool registered with the ring */
     int32_t register_error;  /* negative errno, 0 when fine */
@@ -38,8 +39,16 @@ struct kvs_root_info {
     uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes;
     uint64_t quarantine_files, quarantine_bytes; /* the bytes are part of used_bytes */
     uint64_t reads_in_flight_max;
+    uint64_t scrub_bytes_per_s; /* 0: no scrub */
+    uint64_t scrub_pass_extents; /* looked at in the pass under way, or the last one */
 };
 int kvs_root_info(struct kvs_store *store, uint32_t root, struct kvs_root_info *out);
+
+struct kvs_files_info {
+    uint64_t descriptor_limit; /* RLIMIT_NOFILE, raised to the hard limit */
+    uint32_t open_max;         /* extents kept open */
+};
+void kvs_files_info(struct kvs_store *store, struct kvs_files_info *out);
 
 struct kvs_pool_info {
     uint64_t base, bytes;

@@ -128,6 +128,7 @@ uint64_t kvs_pool_room_locked(struct kvs_store *store); /* free + evictable */
 
 /* ---- files.c: open extent files and the fd cache ---- */
 void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent);
+void kvs_file_ref_locked(struct kvs_file *file);
 struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
@@ -147,11 +148,13 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
 /* Closes files beyond the cache's limit; file workers only. */
 void kvs_files_trim(struct kvs_store *store);
 
-/* ---- root.c and jobs.c ---- */
+/* ---- root.c, probe.c and jobs.c ---- */
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
                   const struct kvs_options *all, struct kvs_root *root, char *message,
                   uint32_t message_bytes);
 int kvs_root_start(struct kvs_root *root, const struct kvs_options *options);
+/* After the lock, before the engine. */
+int kvs_root_probe(struct kvs_root *root, char *message, uint32_t message_bytes);
 void kvs_root_stop(struct kvs_root *root);
 void kvs_root_close(struct kvs_root *root);
 int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes);
@@ -284,7 +287,7 @@ void *kvs_keeper_thread(void *store);
 void kvs_keeper_round(struct kvs_store *store);
 
 /* ---- times.c ---- */
-void kvs_times_take_locked(struct kvs_store *store, struct kvs_extent *extent,
+void kvs_times_take_locked(const struct kvs_root *root, struct kvs_extent *extent,
                            const struct kvs_fs_stat *stat);
 /* Later times that another process wrote to the file; file workers only. */
 void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
@@ -293,6 +296,16 @@ void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
 /* Jobs for what changed long enough ago, or for all. */
 void kvs_times_write_back_locked(struct kvs_root *root, int64_t now_ns, int all);
 void kvs_times_flush_all(struct kvs_store *store);
+
+/* ---- scrub.c ---- */
+int kvs_scrub_open(struct kvs_root *root, uint64_t bytes_per_s); /* 0: none */
+void kvs_scrub_close(struct kvs_root *root);                     /* after the threads left */
+/* Begins the next step when it may. */
+void kvs_scrub_next_locked(struct kvs_root *root);
+/* The extent left the index: what is open of it is of no use any more. */
+void kvs_scrub_gone_locked(struct kvs_root *root, const struct kvs_extent *extent);
+void kvs_scrub_read_done(struct kvs_root *root); /* I/O thread */
+void kvs_scrub_info_locked(const struct kvs_root *root, struct kvs_root_info *out);
 
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);

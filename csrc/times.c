@@ -11,20 +11,29 @@
 
 enum { WRITE_BACK_MAX_S = 600, PEER_USE_S = 30, CLOCKS_DIFFER_S = 60 };
 
-/* A lost last use counts as the beginning of the class's time. */
-void kvs_times_take_locked(struct kvs_store *store, struct kvs_extent *extent,
+/* What a file's times say of its last use; never later than now. A last use before the extent was
+ * made, or at the very second its time is up, is no time but what a file system without atime shows
+ * instead. A renewal moves mtime: it was less the ttl ago. */
+static int64_t last_use_s(const struct kvs_root *root, const struct kvs_extent *extent,
+                          const struct kvs_fs_stat *stat)
+{
+    struct kvs_store *store = root->store;
+    int64_t now_s = kvs_store_now_s(store), used_s = stat->atime_s;
+    int made_before_it = extent->created_s > now_s || used_s >= extent->created_s;
+    if (root->lost & KVS_FS_LOST_ATIME || !made_before_it || used_s == stat->mtime_s) {
+        used_s = stat->mtime_s - store->classes[extent->class_number].ttl_s;
+    }
+    return used_s < now_s ? used_s : now_s;
+}
+
+void kvs_times_take_locked(const struct kvs_root *root, struct kvs_extent *extent,
                            const struct kvs_fs_stat *stat)
 {
-    int64_t now_s = kvs_store_now_s(store);
-    int64_t latest_s = now_s + kvs_longest_ttl_s(store);
+    struct kvs_store *store = root->store;
+    int64_t latest_s = kvs_store_now_s(store) + kvs_longest_ttl_s(store);
     extent->disk_until_s = stat->mtime_s;
     extent->valid_until_s = stat->mtime_s < latest_s ? stat->mtime_s : latest_s;
-    int64_t used_s = stat->atime_s;
-    if (used_s <= 0) {
-        used_s = extent->valid_until_s - store->classes[extent->class_number].ttl_s;
-    }
-    extent->last_use_s = used_s < now_s ? used_s : now_s;
-    extent->written_use_s = extent->last_use_s;
+    extent->last_use_s = extent->written_use_s = last_use_s(root, extent, stat);
     extent->times_ours = 0;
 }
 
@@ -57,8 +66,9 @@ void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent)
     kvs_lock(store);
     int64_t now_s = kvs_store_now_s(store);
     /* What only a wrong clock can have written would spare the file for ever. */
-    if (stat.atime_s > extent->last_use_s && stat.atime_s <= now_s + CLOCKS_DIFFER_S) {
-        extent->last_use_s = extent->written_use_s = stat.atime_s < now_s ? stat.atime_s : now_s;
+    int64_t used_s = last_use_s(root, extent, &stat);
+    if (used_s > extent->last_use_s && stat.atime_s <= now_s + CLOCKS_DIFFER_S) {
+        extent->last_use_s = extent->written_use_s = used_s;
     }
     if (stat.mtime_s > extent->valid_until_s &&
         stat.mtime_s <= now_s + kvs_longest_ttl_s(store) + CLOCKS_DIFFER_S) {
@@ -82,17 +92,17 @@ static void times_write(struct kvs_root *root, int fd, struct kvs_extent *extent
 {
     struct kvs_store *store = root->store;
     struct kvs_fs_stat stat;
+    int known = store->fs->calls->stat_fd(store->fs, fd, &stat) == 0;
     kvs_lock(store);
     int64_t used = extent->last_use_s, until = extent->valid_until_s;
-    int64_t now_s = kvs_store_now_s(store), latest_s = now_s + kvs_longest_ttl_s(store);
-    int wrong = extent->times_wrong;
-    kvs_unlock(store);
-    if (store->fs->calls->stat_fd(store->fs, fd, &stat) == 0) {
-        int until_stays = stat.mtime_s > until && (!wrong || stat.mtime_s <= latest_s);
-        int used_stays = stat.atime_s > used && (!wrong || stat.atime_s <= now_s);
-        until = until_stays ? stat.mtime_s : until;
-        used = used_stays ? stat.atime_s : used;
+    if (known) {
+        int64_t now_s = kvs_store_now_s(store), latest_s = now_s + kvs_longest_ttl_s(store);
+        int64_t used_by_others = last_use_s(root, extent, &stat);
+        int wrong = extent->times_wrong;
+        until = stat.mtime_s > until && (!wrong || stat.mtime_s <= latest_s) ? stat.mtime_s : until;
+        used = used_by_others > used && (!wrong || stat.atime_s <= now_s) ? used_by_others : used;
     }
+    kvs_unlock(store);
     if (store->fs->calls->set_times(store->fs, fd, used, until) == 0) {
         kvs_lock(store);
         extent->times_wrong = 0;

@@ -15,9 +15,12 @@ LOST_WORDS = {
     "noatime": "files of another user: last use may be rewritten by reads",
     "tmpfile": "no O_TMPFILE: temporary names are used while writing",
     "allocate": "no fallocate: space is not reserved before writing",
+    "atime": "last use is not kept: after a restart the time of renewal stands for it",
+    "write": "read-only: nothing is stored, renewed or evicted here",
 }
 COVERAGE_WANTED = 0.9
 CLOCK_STEP_S = 3600  # the core follows less at once
+OPEN_FILES_WANTED = 1024
 
 
 class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_deleted: int
     clock_steps: int
     clock_step_s: int
+    scrub_bytes: int
+    scrub_extents: int
+    scrub_damaged: int
+    scrub_passes: int
     extents: int
     blocks: int
     leases: int
@@ -68,6 +75,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One root. engine_why: what better engines said. lost: what the file system cannot do.
+    scrub_bytes_per_s: 0 is off; scrub_pass_extents: looked at in its pass, or the last one.
     used_bytes: of extents and of quarantine_bytes."""
 
     path: str
@@ -87,6 +95,15 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_files: int
     quarantine_bytes: int
     reads_in_flight_max: int
+    scrub_bytes_per_s: int
+    scrub_pass_extents: int
+
+
+class FilesInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """descriptor_limit: RLIMIT_NOFILE, raised as far as it goes. open_max: extents kept open."""
+
+    descriptor_limit: int
+    open_max: int
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +130,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
     build: BuildInfo
     pool: PoolInfo
+    files: FilesInfo
     roots: list[RootInfo]
     fallbacks: list[str]
 
@@ -152,11 +170,14 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
         cuda_why=cuda_why,
     )
     roots = [_root(core.root_info(i)) for i in range(raw["root_count"])]
+    files = FilesInfo(**core.files_info())
+    fallbacks = _fallbacks(pool, files, roots)
     step_s = core.stats()["clock_step_s"]
-    fallbacks = _fallbacks(pool, roots)
     if step_s:
         fallbacks.append(clock_step_words(step_s))
-    return Info(build=build_info(version), pool=pool, roots=roots, fallbacks=fallbacks)
+    return Info(
+        build=build_info(version), pool=pool, files=files, roots=roots, fallbacks=fallbacks
+    )
 
 
 def clock_step_words(step_s: int) -> str:
@@ -186,10 +207,12 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         quarantine_files=raw["quarantine_files"],
         quarantine_bytes=raw["quarantine_bytes"],
         reads_in_flight_max=raw["reads_in_flight_max"],
+        scrub_bytes_per_s=raw["scrub_bytes_per_s"],
+        scrub_pass_extents=raw["scrub_pass_extents"],
     )
 
 
-def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
+def _fallbacks(pool: PoolInfo, files: FilesInfo, roots: Sequence[RootInfo]) -> list[str]:
     found = []
     if pool.pages == "small" or pool.huge_coverage < COVERAGE_WANTED:
         found.append(
@@ -198,6 +221,12 @@ def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
         )
     if pool.cuda_why.startswith("cuda"):
         found.append(f"pool: not pinned for CUDA copies: {pool.cuda_why}")
+    if files.open_max < OPEN_FILES_WANTED:
+        found.append(
+            f"files: {files.open_max} extents are kept open, the limit on open files is"
+            f" {files.descriptor_limit}: long loads open the others again for each layer; raise it"
+            f" (ulimit -n) to {4 * OPEN_FILES_WANTED}"
+        )
     for root in roots:
         if root.engine_why:
             found.append(f"{root.path}: engine {root.engine}: {root.engine_why}")
