@@ -175,9 +175,7 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
     step_s = core.stats()["clock_step_s"]
     if step_s:
         fallbacks.append(clock_step_words(step_s))
-    return Info(
-        build=build_info(version), pool=pool, files=files, roots=roots, fallbacks=fallbacks
-    )
+    return Info(build=build_info(version), pool=pool, files=files, roots=roots, fallbacks=fallbacks)
 
 
 def clock_step_words(step_s: int) -> str:
