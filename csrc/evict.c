@@ -86,6 +86,9 @@ static int spared_by_peer(struct kvs_root *root, struct kvs_extent *extent)
 int kvs_evict_one(struct kvs_root *root, int force)
 {
     struct kvs_store *store = root->store;
+    if (kvs_slow_hurry(root)) {
+        return 0; /* what is to be freed anyway */
+    }
     for (int i = 0; i < CANDIDATES; i++) {
         kvs_lock(store);
         struct kvs_extent *extent = root->is_owner ? victim_locked(root) : NULL;
@@ -148,7 +151,7 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
         if (fits && above_reserve) {
             return 0;
         }
-        if (hopeless || (!kvs_slow_hurry(root) && kvs_evict_one(root, 0) < 0)) {
+        if (hopeless || kvs_evict_one(root, 0) < 0) {
             return -ENOSPC;
         }
     }

@@ -265,6 +265,7 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 /* File workers: makes `bytes` fit the budget and charges them. 0, or -ENOSPC. */
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
+/* File workers: frees some bytes: what is paced (pace.c), else one extent. 0, or -ENOSPC. */
 int kvs_evict_one(struct kvs_root *root, int force);
 void kvs_count_removed_locked(struct kvs_store *store, const struct kvs_extent *extent,
                               enum kvs_reason reason);
