@@ -2,11 +2,7 @@
 way. On journaled ext4 and xfs, each in a file of its own.
 """
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +10,7 @@ import pytest
 from kvstore.cache import Cache
 from kvstore.store import Store, open_blocking
 from kvstore.testing import FaultDevice, Injection, VirtualClock
+from tests.support.loops import mounted, run
 from tests.support.prompts import (
     GRID,
     assert_whole,
@@ -31,28 +28,10 @@ MKFS = {"ext4": ("mkfs.ext4", "-q", "-F"), "xfs": ("mkfs.xfs", "-q", "-f")}
 pytestmark = pytest.mark.root
 
 
-def run(*command: object) -> None:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-
-
 @pytest.fixture(params=sorted(MKFS))
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Where it is mounted. The test unmounts it; what it leaves mounted is taken away."""
-    kind = request.param
-    if os.geteuid() != 0:
-        pytest.skip("needs root: a loop mount")
-    if shutil.which(MKFS[kind][0]) is None:
-        pytest.skip(f"{MKFS[kind][0]} is not installed")
-    image, point = tmp_path / "image", tmp_path / "disk"
-    point.mkdir()
-    with ExitStack() as undo:
-        undo.callback(lambda: image.unlink(missing_ok=True))
-        with image.open("wb") as file:
-            file.truncate(IMAGE_BYTES)
-        run(*MKFS[kind], image)
-        run("mount", "-o", "loop", image, point)
-        undo.callback(lambda: os.path.ismount(point) and run("umount", "-l", point))
+    """Where it is mounted. The test unmounts it."""
+    with mounted(tmp_path, make=MKFS[request.param], image_bytes=IMAGE_BYTES) as point:
         yield point
 
 
