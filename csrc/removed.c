@@ -229,7 +229,8 @@ void kvs_removed_load(struct kvs_root *root)
             ring->entries[ring->added++] = *note;
         }
     }
-    ring->saved = ring->noticed = ring->added;
+    ring->noticed = ring->added;
+    ring->saved = error ? UINT64_MAX : ring->added; /* a torn one is replaced at close */
     root->ring = ring;
     kvs_unlock(store);
     free(image);
