@@ -106,7 +106,7 @@ int kvs_extent_publish_locked(struct kvs_store *store, struct kvs_extent *extent
     store->live_extents++;
     store->live_blocks += extent->block_count - extent->named;
     for (uint32_t i = extent->named; i < extent->block_count; i++) {
-        kvs_removed_clear_locked(store, extent->tags[i]);
+        kvs_removed_clear_locked(root, extent->tags[i]);
     }
     return 0;
 }

@@ -12,8 +12,9 @@
  *   2. Paths are relative to the root's directory fd, use '/', and are never absolute; "" is the
  *      root itself. Only open_root takes any path.
  *   3. Results are 0 (or an fd / a count) or a negative errno, passed on unchanged.
- *   4. No call but open_root (whose path the operator chose) follows a symbolic link in the last
- *      component, and open_read never blocks on a FIFO: what is not a regular file is -EINVAL.
+ *   4. No call but open_root (whose path the operator chose) follows a symbolic link, in whatever
+ *      component (on the way it is -ENOTDIR), and open_read never blocks on a FIFO: what is not a
+ *      regular file is -EINVAL.
  *   5. Times are whole seconds of the wall clock.
  */
 #ifndef KVS_FS_H

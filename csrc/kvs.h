@@ -47,7 +47,7 @@ enum kvs_reason {
     KVS_REASON_PENDING,     /* names are still being walked: ask kvs_find */
     KVS_REASON_WARMING,     /* the scan after open has not reached it */
     KVS_REASON_DAMAGED,     /* failed its checks; quarantined */
-    KVS_REASON_FOREIGN,     /* a file of another layout, version or chain under this name */
+    KVS_REASON_FOREIGN,     /* under this name: of another version, or not for us to read */
     KVS_REASON_IO_ERROR,    /* the device said no */
     KVS_REASON_DEADLINE,    /* not in time */
     KVS_REASON_POOL,        /* no room in the pool: views are being kept */

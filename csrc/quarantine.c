@@ -1,9 +1,10 @@
 /*
  * quarantine.c: files that failed their checks are renamed aside, so that a person can look at them
- * and a new put can take their name.
+ * and a new put can take their name. What cannot be moved is deleted at once.
  *
- * Bounded: 64 files and a hundredth of the capacity, the newest file excepted; beyond that the
- * oldest is deleted. Their bytes are charged to the root like those of extents.
+ * Bounded: 64 entries and a hundredth of the capacity, the newest file excepted; beyond that the
+ * oldest file is deleted (a directory is a person's, and stays). Their bytes are charged to the
+ * root like those of extents.
  *
  * Runs on file workers. Only the owner moves files; a peer just stops serving the extent. Whoever
  * else adds or removes files: the next count (at each look of scan.c) sees it.
@@ -20,7 +21,7 @@ enum { FILES_MAX = 64, SHARE = 100, TIME_DIGITS = 12, NAME_MAX_BYTES = KVS_PATH_
 
 struct tally {
     struct kvs_root *root;
-    uint32_t files;
+    uint32_t entries, files;
     uint64_t bytes, next_sequence;
     char oldest[KVS_PATH_BYTES];
 };
@@ -31,6 +32,7 @@ static int tally_one(void *argument, const char *name, uint8_t is_directory)
     struct kvs_fs *fs = tally->root->store->fs;
     char path[KVS_PATH_BYTES];
     struct kvs_fs_stat stat;
+    tally->entries++;
     if (is_directory || strlen(name) >= NAME_MAX_BYTES) {
         return 0;
     }
@@ -68,7 +70,7 @@ static void tally_take(struct kvs_root *root, struct tally *tally)
 
 static int over(const struct kvs_root *root, const struct tally *tally)
 {
-    return tally->files > FILES_MAX ||
+    return tally->entries > FILES_MAX ||
            (tally->files > 1 && tally->bytes > root->capacity_bytes / SHARE);
 }
 
@@ -78,7 +80,7 @@ void kvs_quarantine_count(struct kvs_root *root)
     struct tally tally;
     tally_take(root, &tally);
     while (over(root, &tally)) {
-        if (fs->calls->unlink(fs, root->fd, tally.oldest) < 0) {
+        if (!tally.oldest[0] || fs->calls->unlink(fs, root->fd, tally.oldest) < 0) {
             break;
         }
         tally_take(root, &tally);
@@ -88,16 +90,32 @@ void kvs_quarantine_count(struct kvs_root *root)
     }
 }
 
+static int directory_make(struct kvs_root *root)
+{
+    struct kvs_fs *fs = root->store->fs;
+    int error = fs->calls->make_directory(fs, root->fd, "quarantine");
+    if (error == -ENOTDIR) { /* a file or a link by our name */
+        fs->calls->unlink(fs, root->fd, "quarantine"); /* or another worker did */
+        error = fs->calls->make_directory(fs, root->fd, "quarantine");
+    }
+    return error;
+}
+
 /* Names sort by age: time first, then a number. */
-int kvs_quarantine_move(struct kvs_root *root, const char *path)
+static int move(struct kvs_root *root, const char *path)
 {
     struct kvs_store *store = root->store;
     struct kvs_fs *fs = store->fs;
     char target[KVS_PATH_BYTES];
     const char *name = strrchr(path, '/');
-    int error = fs->calls->make_directory(fs, root->fd, "quarantine");
+    struct tally tally;
+    int error = directory_make(root);
     if (error < 0) {
         return error;
+    }
+    tally_take(root, &tally);
+    if (tally.entries >= FILES_MAX && !tally.oldest[0]) {
+        return -ENOSPC; /* full of what is not ours to delete */
     }
     kvs_lock(store);
     uint64_t sequence = root->quarantine_sequence++;
@@ -108,6 +126,33 @@ int kvs_quarantine_move(struct kvs_root *root, const char *path)
     error = fs->calls->rename(fs, root->fd, path, target);
     kvs_quarantine_count(root);
     return error;
+}
+
+void kvs_judge_begin(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    while (root->judging) {
+        pthread_cond_wait(&store->changed, &store->lock);
+    }
+    root->judging = 1;
+    kvs_unlock(store);
+}
+
+void kvs_judge_end(struct kvs_root *root)
+{
+    kvs_lock(root->store);
+    root->judging = 0;
+    pthread_cond_broadcast(&root->store->changed);
+    kvs_unlock(root->store);
+}
+
+int kvs_quarantine_move(struct kvs_root *root, const char *path)
+{
+    struct kvs_fs *fs = root->store->fs;
+    int error = move(root, path);
+    /* The name has to become free: what cannot be kept is deleted. */
+    return error && error != -ENOENT ? fs->calls->unlink(fs, root->fd, path) : error;
 }
 
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent)

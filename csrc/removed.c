@@ -11,48 +11,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "root_files.h"
 #include "store.h"
 #include "xxh3.h"
 
-enum {
-    REMOVED_SLOTS = 1 << 16,
-    ABSENT_SLOTS = 1 << 12,
-    ABSENT_LIFE_NS = 1000000000,
-    SAVE_S = 60,
-    RING_BYTES = 1 << 17
-};
-
-struct kvs_removed {
-    uint64_t tag;
-    int64_t when_s;
-    uint32_t reason, zero;
-};
+enum { REMOVED_SLOTS = 1 << 16, ABSENT_SLOTS = 1 << 12, ABSENT_LIFE_NS = 1000000000, SAVE_S = 60 };
 
 struct kvs_absent {
     uint64_t tag;
     int64_t when_ns;
 };
 
-_Static_assert(sizeof(struct kvs_removed) == 24, "a removal is 24 bytes on disk");
-enum { RING_MAX = (RING_BYTES - 24) / sizeof(struct kvs_removed) };
-
-/* <root>/removed.ring: this, zero padded to RING_BYTES. */
-struct disk_ring {
-    uint8_t magic[8];
-    uint64_t count;
-    uint64_t xxh3; /* of entries[0..count) */
-    struct kvs_removed entries[RING_MAX];
-};
-_Static_assert(sizeof(struct disk_ring) <= RING_BYTES, "the ring fits its file");
-static const char ring_magic[] = "KVSREMOV", ring_name[] = "removed.ring";
+static const char ring_name[] = "removed.ring";
 static const char ring_new[] = "removed.ring.new";
 
-struct kvs_ring {
-    uint64_t added; /* since open; the newest is entries[(added - 1) % RING_MAX] */
+struct kvs_removals {
+    uint64_t added; /* since open; the newest is entries[(added - 1) % KVS_RING_MAX] */
     uint64_t saved, noticed; /* `added` of the last save, and when one was last asked for */
     int64_t saved_ns;
     int saving;
-    struct kvs_removed entries[RING_MAX];
+    struct kvs_removed entries[KVS_RING_MAX];
 };
 
 int kvs_removed_open(struct kvs_store *store)
@@ -67,12 +45,13 @@ static struct kvs_removed *slot_of(struct kvs_store *store, uint64_t tag)
     return &store->removed[tag % REMOVED_SLOTS];
 }
 
+/* NONE: the block is back. */
 void kvs_removed_note_locked(struct kvs_root *root, uint64_t tag, enum kvs_reason reason)
 {
     struct kvs_removed note = {tag, kvs_store_now_s(root->store), reason, 0};
     *slot_of(root->store, tag) = note;
-    if (root->ring) {
-        root->ring->entries[root->ring->added++ % RING_MAX] = note;
+    if (root->removals) {
+        root->removals->entries[root->removals->added++ % KVS_RING_MAX] = note;
     }
 }
 
@@ -93,13 +72,13 @@ enum kvs_reason kvs_removed(struct kvs_cache *cache, const struct kvs_key *key, 
     return reason;
 }
 
-void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag)
+void kvs_removed_clear_locked(struct kvs_root *root, uint64_t tag)
 {
-    struct kvs_removed *slot = slot_of(store, tag);
-    if (slot->tag == tag) {
-        slot->reason = KVS_REASON_NONE;
+    const struct kvs_removed *slot = slot_of(root->store, tag);
+    if (slot->tag == tag && slot->reason) {
+        kvs_removed_note_locked(root, tag, KVS_REASON_NONE);
     }
-    struct kvs_absent *absent = &store->absent[tag % ABSENT_SLOTS];
+    struct kvs_absent *absent = &root->store->absent[tag % ABSENT_SLOTS];
     if (absent->tag == tag) {
         absent->when_ns = 0;
     }
@@ -122,23 +101,23 @@ int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag)
 /* ---- across restarts ---- */
 
 /* The removals in order, oldest first. Returns what `added` was. */
-static uint64_t ring_fill(struct kvs_root *root, struct disk_ring *out)
+static uint64_t ring_fill(struct kvs_root *root, struct kvs_ring *out)
 {
-    const struct kvs_ring *ring = root->ring;
+    const struct kvs_removals *ring = root->removals;
     kvs_lock(root->store);
     uint64_t added = ring->added;
-    out->count = added < RING_MAX ? added : RING_MAX;
+    out->count = added < KVS_RING_MAX ? added : KVS_RING_MAX;
     for (uint64_t i = 0; i < out->count; i++) {
-        out->entries[i] = ring->entries[(added - out->count + i) % RING_MAX];
+        out->entries[i] = ring->entries[(added - out->count + i) % KVS_RING_MAX];
     }
     kvs_unlock(root->store);
-    memcpy(out->magic, ring_magic, sizeof(out->magic));
+    memcpy(out->magic, KVS_RING_MAGIC, sizeof(out->magic));
     out->xxh3 = kvs_xxh3(out->entries, out->count * sizeof(out->entries[0]));
     return added;
 }
 
 /* Under a name of its own first, then over the old one: a crash leaves either. */
-static int ring_write(struct kvs_root *root, const struct disk_ring *ring)
+static int ring_write(struct kvs_root *root, const struct kvs_ring *ring)
 {
     struct kvs_fs *fs = root->store->fs;
     struct kvs_fs_temp temp;
@@ -146,7 +125,7 @@ static int ring_write(struct kvs_root *root, const struct disk_ring *ring)
     if (error < 0) {
         return error;
     }
-    error = fs->calls->write_at(fs, temp.fd, ring, RING_BYTES, 0);
+    error = fs->calls->write_at(fs, temp.fd, ring, KVS_RING_BYTES, 0);
     if (!error) {
         error = fs->calls->link(fs, root->fd, &temp, ring_new);
         if (error == -EEXIST) { /* of a life that ended just here */
@@ -163,11 +142,11 @@ static int ring_write(struct kvs_root *root, const struct disk_ring *ring)
 
 void kvs_removed_save(struct kvs_root *root)
 {
-    struct disk_ring *image = root->ring ? calloc(1, RING_BYTES) : NULL;
+    struct kvs_ring *image = root->removals ? calloc(1, KVS_RING_BYTES) : NULL;
     if (image) {
         uint64_t added = ring_fill(root, image);
-        if (added != root->ring->saved && ring_write(root, image) == 0) {
-            root->ring->saved = added; /* only a save looks at it, one at a time */
+        if (added != root->removals->saved && ring_write(root, image) == 0) {
+            root->removals->saved = added; /* only a save looks at it, one at a time */
         }
         free(image);
     }
@@ -178,14 +157,14 @@ static void save_job(struct kvs_root *root, void *argument)
     (void)argument;
     kvs_removed_save(root);
     kvs_lock(root->store);
-    root->ring->saving = 0;
-    root->ring->saved_ns = kvs_store_now_ns(root->store);
+    root->removals->saving = 0;
+    root->removals->saved_ns = kvs_store_now_ns(root->store);
     kvs_unlock(root->store);
 }
 
 void kvs_removed_round_locked(struct kvs_root *root, int64_t now_ns)
 {
-    struct kvs_ring *ring = root->ring;
+    struct kvs_removals *ring = root->removals;
     if (ring && !ring->saving && ring->added != ring->noticed &&
         now_ns - ring->saved_ns >= SAVE_S * KVS_NS_PER_S) {
         ring->noticed = ring->added;
@@ -193,18 +172,16 @@ void kvs_removed_round_locked(struct kvs_root *root, int64_t now_ns)
     }
 }
 
-static int ring_read(struct kvs_root *root, struct disk_ring *out)
+static int ring_read(struct kvs_root *root, struct kvs_ring *out)
 {
     struct kvs_fs *fs = root->store->fs;
     int fd = fs->calls->open_read(fs, root->fd, ring_name);
     if (fd < 0) {
         return fd;
     }
-    int error = fs->calls->read_at(fs, fd, out, RING_BYTES, 0);
+    int error = fs->calls->read_at(fs, fd, out, KVS_RING_BYTES, 0);
     fs->calls->close(fs, fd);
-    if (!error &&
-        (memcmp(out->magic, ring_magic, sizeof(out->magic)) != 0 || out->count > RING_MAX ||
-         out->xxh3 != kvs_xxh3(out->entries, out->count * sizeof(out->entries[0])))) {
+    if (!error && !kvs_ring_is_whole(out)) {
         error = -EBADMSG;
     }
     return error;
@@ -213,8 +190,8 @@ static int ring_read(struct kvs_root *root, struct disk_ring *out)
 void kvs_removed_load(struct kvs_root *root)
 {
     struct kvs_store *store = root->store;
-    struct disk_ring *image = calloc(1, RING_BYTES);
-    struct kvs_ring *ring = calloc(1, sizeof(*ring));
+    struct kvs_ring *image = calloc(1, KVS_RING_BYTES);
+    struct kvs_removals *ring = calloc(1, sizeof(*ring));
     if (!image || !ring) {
         free(image);
         free(ring);
@@ -224,14 +201,14 @@ void kvs_removed_load(struct kvs_root *root)
     kvs_lock(store);
     for (uint64_t i = 0; !error && i < image->count; i++) {
         const struct kvs_removed *note = &image->entries[i];
-        if (note->reason > KVS_REASON_NONE && note->reason < KVS_REASON_COUNT) {
+        if (note->reason < KVS_REASON_COUNT) {
             *slot_of(store, note->tag) = *note;
             ring->entries[ring->added++] = *note;
         }
     }
     ring->noticed = ring->added;
     ring->saved = error ? UINT64_MAX : ring->added; /* a torn one is replaced at close */
-    root->ring = ring;
+    root->removals = ring;
     kvs_unlock(store);
     free(image);
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "root_files.h"
 #include "store.h"
 
 enum { LOCK_TRIES = 4 };
@@ -21,34 +22,17 @@ static const char identity[] = "root.json";
 
 /* ---- identity ---- */
 
-static int uuid_parse(const char *text, uint8_t *uuid)
-{
-    const char *at = strstr(text, "\"uuid\": \"");
-    if (!at) {
-        return -EINVAL;
-    }
-    at += strlen("\"uuid\": \"");
-    for (int i = 0; i < 16; i++) {
-        unsigned byte;
-        if (sscanf(at + 2 * i, "%2x", &byte) != 1) {
-            return -EINVAL;
-        }
-        uuid[i] = (uint8_t)byte;
-    }
-    return 0;
-}
-
 static int identity_read(struct kvs_root *root)
 {
     struct kvs_fs *fs = root->store->fs;
-    char text[4097] = "";
+    char text[4096];
     int fd = fs->calls->open_read(fs, root->fd, identity);
     if (fd < 0) {
         return fd;
     }
-    int error = fs->calls->read_at(fs, fd, text, 4096, 0);
+    int error = fs->calls->read_at(fs, fd, text, sizeof(text), 0);
     fs->calls->close(fs, fd);
-    return error ? error : uuid_parse(text, root->uuid);
+    return error ? error : kvs_uuid_from_text(text, sizeof(text), root->uuid);
 }
 
 static int identity_write(struct kvs_root *root)
@@ -82,11 +66,17 @@ static int identity_write(struct kvs_root *root)
     return error == -EEXIST ? identity_read(root) : error;
 }
 
-/* Only an owner writes one. A peer that comes before it, and an owner that cannot, take the path
- * for it: lookups probe every root, so this costs a probe, not a block. */
+/* Only an owner writes one, also in place of a damaged one. A peer that comes before it, and an
+ * owner that cannot, take the path for it: lookups probe every root, so this costs a probe, not a
+ * block. */
 static void identity_take(struct kvs_root *root)
 {
-    if (identity_read(root) < 0 && (!root->is_owner || identity_write(root) < 0)) {
+    int error = identity_read(root);
+    if (root->is_owner && kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
+        kvs_quarantine_move(root, identity);
+    }
+    if (error < 0 && (!root->is_owner || identity_write(root) < 0)) {
+        memset(root->uuid, 0, sizeof(root->uuid));
         for (size_t i = 0; root->path[i]; i++) {
             root->uuid[i % 16] = (uint8_t)(root->uuid[i % 16] * 31 + root->path[i]);
         }
@@ -193,6 +183,9 @@ static int lock_take(struct kvs_root *root, char *message, uint32_t message_byte
                  "%s has an owner already (%s): open it with role=\"peer\" or \"auto\", or close "
                  "the other process",
                  root->path, holder);
+    } else if (kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
+        snprintf(message, message_bytes,
+                 "%s/owner.lock is not a regular file: remove it and open again", root->path);
     } else if (error) {
         snprintf(message, message_bytes,
                  "cannot lock %s/owner.lock: %s; the owner needs to write this directory, "
@@ -316,8 +309,8 @@ void kvs_root_close(struct kvs_root *root)
     }
     root->fd = root->lock_fd = -1;
     root->is_owner = 0;
-    free(root->ring);
-    root->ring = NULL;
+    free(root->removals);
+    root->removals = NULL;
     free(root->slots);
     root->slots = root->free_slot = NULL;
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "root_files.h"
 #include "store.h"
 
 struct kvs_seen { /* of one namespace on one root */
@@ -111,13 +112,12 @@ static int scan_bucket(struct kvs_root *root, struct kvs_namespace *ns, const ch
 
 /* Names that a dead process left in tmp/; ours are younger than an hour. The file system dates them
  * by the real wall clock: after a step the worst is that a put under way is dropped. */
-static void sweep_temporaries(struct kvs_root *root, const char *ns_name)
+static void sweep_temporaries(struct kvs_root *root, const char *directory)
 {
     struct kvs_fs *fs = root->store->fs;
-    char directory[KVS_PATH_BYTES], path[2 * KVS_PATH_BYTES];
+    char path[2 * KVS_PATH_BYTES];
     struct names names;
     struct kvs_fs_stat stat;
-    snprintf(directory, sizeof(directory), "%s/tmp", ns_name);
     names_of(root, directory, 0, &names);
     int64_t now_s = root->store->clock->wall_s(root->store->clock);
     for (uint32_t i = 0; i < names.count; i++) {
@@ -174,14 +174,19 @@ static void look(struct kvs_root *root)
 {
     struct kvs_store *store = root->store;
     struct names names;
+    char temporary[KVS_PATH_BYTES + 8];
     kvs_lock(store);
     int first = root->looks_begun++ == 0;
     kvs_unlock(store);
+    if (first) {
+        sweep_temporaries(root, "tmp");
+    }
     int error = names_of(root, ".", 1, &names);
     for (uint32_t i = 0; i < names.count && !closing(root); i++) {
         if (is_hex(names.list[i], KVS_NAMESPACE_NAME_BYTES - 1)) {
             if (first) {
-                sweep_temporaries(root, names.list[i]);
+                snprintf(temporary, sizeof(temporary), "%s/tmp", names.list[i]);
+                sweep_temporaries(root, temporary);
             }
             int failed = scan_namespace(root, names.list[i]);
             error = error ? error : failed;

@@ -62,7 +62,6 @@ void kvs_namespace_free(struct kvs_namespace *ns);
 void kvs_path_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path);
 void kvs_bucket_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path,
                    uint32_t *bucket);
-int kvs_key_from_name(const char *name, struct kvs_key *out); /* "<64 hex>.kv" */
 
 /* ---- extents.c: the table, its index entries, recency and expiry ---- */
 uint64_t kvs_tag(const struct kvs_namespace *ns, const struct kvs_key *key);
@@ -107,7 +106,7 @@ void kvs_expire_locked(struct kvs_root *root);
 int kvs_removed_open(struct kvs_store *store); /* freed with the store */
 void kvs_removed_note_locked(struct kvs_root *root, uint64_t tag, enum kvs_reason reason);
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag);
-void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag);
+void kvs_removed_clear_locked(struct kvs_root *root, uint64_t tag); /* the block is back */
 /* The newest reasons of a root outlive it in <root>/removed.ring. Owner only, no lock held. */
 void kvs_removed_save(struct kvs_root *root);
 void kvs_removed_load(struct kvs_root *root);
@@ -134,6 +133,8 @@ void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
 /* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
 void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
+/* What an errno of the metadata waist means for whoever asked for the block. */
+enum kvs_reason kvs_reason_of_errno(int error);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
@@ -186,6 +187,10 @@ void kvs_scan_job(struct kvs_root *root, void *argument);
 void kvs_look_soon_locked(struct kvs_root *root);
 
 /* ---- adopt.c ---- */
+/* The owner: moves what the name leads to aside, if it is still refused. 0: the name is free, or
+ * leads to something else now. */
+int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name);
+int kvs_header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name);
 /* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out);
@@ -311,6 +316,11 @@ void kvs_scrub_info_locked(const struct kvs_root *root, struct kvs_root_info *ou
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_quarantine_count(struct kvs_root *root);
+/* One worker at a time looks at what a name leads to and moves it aside: else the second would move
+ * what the first one's put has made meanwhile. Not nested. */
+void kvs_judge_begin(struct kvs_root *root);
+void kvs_judge_end(struct kvs_root *root);
+/* Frees the name: moves what is there aside, or deletes what cannot be moved. The owner only. */
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 
 #endif

@@ -199,9 +199,10 @@ struct kvs_root {
     int slow_running;
     int64_t pace_ns; /* bytes unlinked so far are paid for by then */
     struct kvs_scrub *scrub; /* scrub.c; NULL: not asked for */
-    struct kvs_ring *ring; /* removed.c; NULL: not the owner */
+    struct kvs_removals *removals; /* removed.c; NULL: not the owner */
     uint32_t quarantine_files;
     uint64_t quarantine_bytes, quarantine_sequence;
+    uint32_t judging; /* a worker judges what a name leads to, and may move it aside */
 };
 
 /* ---- the store ---- */
@@ -212,7 +213,7 @@ struct kvs_wall { /* wall.c */
     int64_t step_s, step_ns; /* a step that is not believed yet, and since when; 0: none */
 };
 
-struct kvs_removed; /* removed.c */
+struct kvs_removed; /* root_files.h */
 struct kvs_absent;
 
 struct kvs_store {

@@ -58,8 +58,9 @@ def _layout(run: Run, space: Entry, found: list[Entry]) -> dict[str, Any]:
     if not isinstance(told, dict):
         run.found("layout", entry.path, "not JSON", run.remove)
         return {}
-    if hashlib.sha256(text).hexdigest()[:32] == space.name:
-        return told
+    fingerprint = hashlib.sha256(text).digest()
+    if fingerprint.hex()[:32] == space.name:
+        return told | {"fingerprint": fingerprint}
     if "parts_by_layer" in told:
         run.found("layout", entry.path, "its fingerprint names another directory", run.remove)
     return {}  # described by a program of its own: nothing can be told
@@ -112,11 +113,9 @@ def _check_extent(
     if not checked.kept:
         run.found("recency", entry.path)
     if trouble:
-        run.other(entry)
         fix = None if trouble in _ALONE else run.move_aside
-        run.found(trouble, entry.path, checked.detail, fix)
-        if fix and run.report.repair and run.report.findings[-1].corrected:
-            run.report.other_bytes -= entry.physical_bytes
+        if not run.found(trouble, entry.path, checked.detail, fix):
+            run.other(entry)
         return
     assert header is not None  # without trouble it was read
     _count(run, space, entry, header, key, tags)
@@ -140,9 +139,11 @@ def _misplaced(
 
 
 def _other_shape(layout: dict[str, Any], header: dict[str, Any]) -> bool:
-    """Cells of other sizes than the layout says: no load would serve them."""
+    """Of another layout than the one that is described here: no load would serve it."""
     if not layout:
         return False
+    if layout["fingerprint"] != header["fingerprint"]:
+        return True
     cells = tuple(sum(size for _, size in parts) for parts in layout["parts_by_layer"])
     shape = (cells, layout["block_tokens"])
     return shape != (header["cell_bytes"], header["block_tokens"])

@@ -55,6 +55,7 @@ def read_removals(root: str | os.PathLike[str]) -> Removals:
     for at in range(0, len(entries), ENTRY_BYTES):
         tag, time_s = (int.from_bytes(entries[at + i : at + i + 8], "little") for i in (0, 8))
         reason = int.from_bytes(entries[at + 16 : at + 20], "little")
+        by_tag.pop(tag, None)  # 0: the block came back
         if 0 < reason < len(_core.REASONS):
             by_tag[tag] = Removal(reason=_core.REASONS[reason], time_s=time_s)
     return Removals(by_tag)
