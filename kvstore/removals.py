@@ -51,7 +51,7 @@ def read_removals(root: str | os.PathLike[str]) -> Removals:
     whole = data[:8] == MAGIC and len(entries) == ENTRY_BYTES * count
     if not whole or _core.xxh3(entries) != checksum:
         return Removals({})
-    by_tag = {}
+    by_tag: dict[int, Removal] = {}
     for at in range(0, len(entries), ENTRY_BYTES):
         tag, time_s = (int.from_bytes(entries[at + i : at + i + 8], "little") for i in (0, 8))
         reason = int.from_bytes(entries[at + 16 : at + 20], "little")
