@@ -26,6 +26,7 @@ struct kvs_fs_stat {
     uint64_t bytes;          /* length */
     uint64_t physical_bytes; /* st_blocks * 512 */
     int64_t mtime_s;
+    int64_t mtime_ns; /* of the second: tells whether a directory changed */
     int64_t atime_s;
     uint64_t inode;
     uint64_t device;

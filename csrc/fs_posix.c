@@ -146,6 +146,7 @@ static void fill_stat(const struct stat *from, struct kvs_fs_stat *out)
         .bytes = (uint64_t)from->st_size,
         .physical_bytes = (uint64_t)from->st_blocks * 512,
         .mtime_s = from->st_mtim.tv_sec,
+        .mtime_ns = from->st_mtim.tv_nsec,
         .atime_s = from->st_atim.tv_sec,
         .inode = from->st_ino,
         .device = from->st_dev,

@@ -165,9 +165,13 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
              struct kvs_ticket **out);
 /* 1: resident, 0: not (or not known yet). */
 int kvs_contains(struct kvs_cache *cache, const struct kvs_key *key);
-/* Forgets every extent that holds the key. Ticket result: extents dropped, or a negative errno when
- * a file could not be unlinked: it is not served, but may be found again after a restart. */
+/* Forgets every extent that holds the key; a peer: those it has met. Ticket result: extents
+ * dropped, or a negative errno when a file could not be unlinked or a root not be looked through:
+ * nothing that is known to hold the key is served, but it may be found again. */
 int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ticket **out);
+
+/* Why a block that is not here left, and when (seconds since 1970); ABSENT: not known. */
+enum kvs_reason kvs_removed(struct kvs_cache *cache, const struct kvs_key *key, int64_t *when_s);
 
 /* ----------------------------------------------------------------------------------- leases */
 

@@ -41,7 +41,7 @@ static int header_write(struct kvs_root *root, struct kvs_writer *writer,
             header->parent = writer->keys[made->first - 1];
         }
         memcpy(header->class_name, class->name, sizeof(header->class_name));
-        header->created_s = store->clock->wall_s(store->clock);
+        header->created_s = kvs_store_now_s(store);
         header->ttl_s = class->ttl_s;
         memcpy(header->keys, &writer->keys[made->first], made->count * sizeof(header->keys[0]));
         for (uint32_t layer = 0; layer < ns->layer_count; layer++) {
@@ -198,6 +198,7 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     kvs_lock(store);
     extent->last_use_s = extent->written_use_s = kvs_store_now_s(store);
     extent->valid_until_s = extent->last_use_s + store->classes[writer->class_number].ttl_s;
+    extent->times_ours = 1;
     kvs_unlock(store);
     if (!error) {
         error = fs->calls->set_times(fs, made->temp.fd, extent->last_use_s, extent->valid_until_s);

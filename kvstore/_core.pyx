@@ -555,6 +555,13 @@ cdef class Cache(Handle):
         one_key(key)
         return check(kvs_contains(self.open_handle(), keys_at(key)), "contains") == 1
 
+    def removed(self, bytes key not None):
+        """(reason, seconds since 1970), or None."""
+        cdef int64_t when_s = 0
+        one_key(key)
+        cdef kvs_reason reason = kvs_removed(self.open_handle(), keys_at(key), &when_s)
+        return (reason_of(reason), when_s) if when_s else None
+
     def delete(self, bytes key not None):
         cdef kvs_ticket *ticket = NULL
         one_key(key)
