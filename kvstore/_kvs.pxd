@@ -314,6 +314,13 @@ cdef extern from *:
     const disk_field DISK_FIELDS[]
     enum: DISK_FIELD_COUNT
 
+cdef extern from "testing/history.h" nogil:
+    struct kvs_history:
+        pass
+
+    int kvs_history_open(const char *path, kvs_history **out)
+    void kvs_history_close(kvs_history *history)
+
 cdef extern from "testing/io_fault.h" nogil:
     struct kvs_virtual_clock:
         pass
@@ -363,6 +370,7 @@ cdef extern from "testing/io_fault.h" nogil:
                               uint64_t max)
     int64_t kvs_io_fault_next_ns(kvs_io_engine *engine)
     int kvs_io_fault_settle(kvs_io_engine *engine, int timeout_ms)
+    void kvs_io_fault_set_history(kvs_io_engine *engine, kvs_history *history)
 
 cdef extern from "testing/fs_fault.h" nogil:
     enum kvs_fs_call:
@@ -380,6 +388,7 @@ cdef extern from "testing/fs_fault.h" nogil:
     void kvs_fs_fault_clear(kvs_fs *fs)
     uint64_t kvs_fs_fault_calls(kvs_fs *fs, kvs_fs_call call)
     void kvs_fs_fault_set_space(kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
+    void kvs_fs_fault_set_history(kvs_fs *fs, kvs_history *history)
 
 cdef extern from "testing/raw_read.h" nogil:
     struct kvs_raw_reader:

@@ -28,6 +28,7 @@ struct fs_fault {
     uint64_t calls[KVS_FS_CALL_COUNT];
     uint64_t total_bytes; /* 0: the real space */
     uint64_t free_bytes;
+    struct kvs_history *history; /* NULL: none */
 };
 
 static struct fs_fault *self(struct kvs_fs *fs)
@@ -72,6 +73,16 @@ static int keep_lost(struct kvs_fs *fs, int rc)
     return rc;
 }
 
+/* Passes a call on that changes something, and records the change. */
+#define RECORDED(fs, passed_on, ...)                           \
+    do {                                                       \
+        kvs_history_begin(self(fs)->history);                  \
+        const int result_ = (passed_on);                       \
+        const struct kvs_change change_ = {__VA_ARGS__};       \
+        kvs_history_end(self(fs)->history, result_, &change_); \
+        return keep_lost(fs, result_);                         \
+    } while (0)
+
 /* `return` the verdict unless the call is to be passed on. */
 #define PASS_OR_RETURN(fs, call)              \
     do {                                      \
@@ -90,7 +101,8 @@ static int fault_open_root(struct kvs_fs *fs, const char *path, int create)
 static int fault_make_directory(struct kvs_fs *fs, int root_fd, const char *path)
 {
     PASS_OR_RETURN(fs, KVS_FS_MAKE_DIRECTORY);
-    return inner(fs)->calls->make_directory(inner(fs), root_fd, path);
+    RECORDED(fs, inner(fs)->calls->make_directory(inner(fs), root_fd, path),
+             .call = KVS_FS_MAKE_DIRECTORY, .fd = -1, .path = path);
 }
 
 static int fault_open_read(struct kvs_fs *fs, int root_fd, const char *path)
@@ -105,39 +117,45 @@ static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
     memset(out, 0, sizeof *out);
     out->fd = -1;
     PASS_OR_RETURN(fs, KVS_FS_OPEN_TEMP);
-    return keep_lost(
-        fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out));
+    RECORDED(
+        fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out),
+        .call = KVS_FS_OPEN_TEMP, .fd = out->fd, .path = out->name, .target = fallback_directory);
 }
 
 static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
 {
     PASS_OR_RETURN(fs, KVS_FS_ALLOCATE);
-    return keep_lost(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes));
+    RECORDED(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes), .call = KVS_FS_ALLOCATE,
+             .fd = fd, .offset = bytes);
 }
 
 static int fault_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp,
                       const char *target)
 {
     PASS_OR_RETURN(fs, KVS_FS_LINK);
-    return inner(fs)->calls->link(inner(fs), root_fd, temp, target);
+    RECORDED(fs, inner(fs)->calls->link(inner(fs), root_fd, temp, target), .call = KVS_FS_LINK,
+             .fd = temp->fd, .path = temp->name, .target = target);
 }
 
 static int fault_rename(struct kvs_fs *fs, int root_fd, const char *from, const char *to)
 {
     PASS_OR_RETURN(fs, KVS_FS_RENAME);
-    return inner(fs)->calls->rename(inner(fs), root_fd, from, to);
+    RECORDED(fs, inner(fs)->calls->rename(inner(fs), root_fd, from, to), .call = KVS_FS_RENAME,
+             .fd = -1, .path = from, .target = to);
 }
 
 static int fault_unlink(struct kvs_fs *fs, int root_fd, const char *path)
 {
     PASS_OR_RETURN(fs, KVS_FS_UNLINK);
-    return inner(fs)->calls->unlink(inner(fs), root_fd, path);
+    RECORDED(fs, inner(fs)->calls->unlink(inner(fs), root_fd, path), .call = KVS_FS_UNLINK,
+             .fd = -1, .path = path);
 }
 
 static int fault_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
 {
     PASS_OR_RETURN(fs, KVS_FS_SET_TIMES);
-    return inner(fs)->calls->set_times(inner(fs), fd, atime_s, mtime_s);
+    RECORDED(fs, inner(fs)->calls->set_times(inner(fs), fd, atime_s, mtime_s),
+             .call = KVS_FS_SET_TIMES, .fd = fd, .atime_s = atime_s, .mtime_s = mtime_s);
 }
 
 static int fault_stat_fd(struct kvs_fs *fs, int fd, struct kvs_fs_stat *out)
@@ -180,13 +198,14 @@ static int fault_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
 static int fault_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
 {
     PASS_OR_RETURN(fs, KVS_FS_SYNC_DIRECTORY);
-    return inner(fs)->calls->sync_directory(inner(fs), root_fd, path);
+    RECORDED(fs, inner(fs)->calls->sync_directory(inner(fs), root_fd, path),
+             .call = KVS_FS_SYNC_DIRECTORY, .fd = -1, .path = path);
 }
 
 static int fault_sync_file(struct kvs_fs *fs, int fd)
 {
     PASS_OR_RETURN(fs, KVS_FS_SYNC_FILE);
-    return inner(fs)->calls->sync_file(inner(fs), fd);
+    RECORDED(fs, inner(fs)->calls->sync_file(inner(fs), fd), .call = KVS_FS_SYNC_FILE, .fd = fd);
 }
 
 static int fault_read_at(struct kvs_fs *fs, int fd, void *buffer, uint32_t bytes, uint64_t offset)
@@ -199,7 +218,9 @@ static int fault_write_at(struct kvs_fs *fs, int fd, const void *buffer, uint32_
                           uint64_t offset)
 {
     PASS_OR_RETURN(fs, KVS_FS_WRITE_AT);
-    return inner(fs)->calls->write_at(inner(fs), fd, buffer, bytes, offset);
+    RECORDED(fs, inner(fs)->calls->write_at(inner(fs), fd, buffer, bytes, offset),
+             .call = KVS_FS_WRITE_AT, .fd = fd, .data = buffer, .data_bytes = bytes,
+             .offset = offset);
 }
 
 static int fault_close(struct kvs_fs *fs, int fd)
@@ -314,4 +335,9 @@ void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t fr
     fault_fs->total_bytes = total_bytes;
     fault_fs->free_bytes = free_bytes;
     pthread_mutex_unlock(&fault_fs->mutex);
+}
+
+void kvs_fs_fault_set_history(struct kvs_fs *fs, struct kvs_history *history)
+{
+    self(fs)->history = history;
 }
