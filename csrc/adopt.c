@@ -238,19 +238,20 @@ static void scan_bucket(struct kvs_root *root, struct kvs_namespace *ns, const c
     free(names.list);
 }
 
-/* Names that a dead process left in tmp/; ours are younger than an hour. */
-static void sweep_temporaries(struct kvs_root *root, const char *ns_name)
+/* Names that a dead process left in a tmp/; ours are younger than an hour. One that was about to be
+ * linked has its valid-until for mtime, days ahead: there atime says when that was. */
+static void sweep_temporaries(struct kvs_root *root, const char *directory)
 {
     struct kvs_fs *fs = root->store->fs;
-    char directory[KVS_PATH_BYTES], path[2 * KVS_PATH_BYTES];
+    char path[2 * KVS_PATH_BYTES];
     struct names names;
     struct kvs_fs_stat stat;
-    snprintf(directory, sizeof(directory), "%s/tmp", ns_name);
     names_of(root, directory, 0, &names);
     int64_t now_s = root->store->clock->wall_s(root->store->clock);
     for (uint32_t i = 0; i < names.count; i++) {
         snprintf(path, sizeof(path), "%s/%s", directory, names.list[i]);
-        if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 && stat.mtime_s + 3600 < now_s) {
+        if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 &&
+            (stat.mtime_s < now_s ? stat.mtime_s : stat.atime_s) + 3600 < now_s) {
             fs->calls->unlink(fs, root->fd, path);
         }
     }
@@ -288,11 +289,16 @@ static void scan_namespace(struct kvs_root *root, const char *name, int64_t chan
 static void scan_root(struct kvs_root *root, int64_t changed_since_s)
 {
     struct names names;
+    char temporary[KVS_PATH_BYTES + 8];
     names_of(root, ".", 1, &names);
+    if (changed_since_s == 0 && root->is_owner) {
+        sweep_temporaries(root, "tmp");
+    }
     for (uint32_t i = 0; i < names.count && !closing(root); i++) {
         if (is_hex(names.list[i], KVS_NAMESPACE_NAME_BYTES - 1)) {
             if (changed_since_s == 0 && root->is_owner) {
-                sweep_temporaries(root, names.list[i]);
+                snprintf(temporary, sizeof(temporary), "%s/tmp", names.list[i]);
+                sweep_temporaries(root, temporary);
             }
             scan_namespace(root, names.list[i], changed_since_s);
         }

@@ -53,13 +53,13 @@ class FileCall(IntEnum):
     STAT_PATH = 10
     LIST = 11
     SPACE = 12
-    SYNC_DIRECTORY = 13
+    SYNC = 13
     SYNC_FILE = 14
     READ_AT = 15
     WRITE_AT = 16
     CLOSE = 17
     LOCK = 18
-    CELLS = 19  # in a History: a write of cells, through io.h
+    CELLS = 1000  # in a History: a write of cells, through io.h
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

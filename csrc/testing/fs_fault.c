@@ -195,11 +195,10 @@ static int fault_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     return rc;
 }
 
-static int fault_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
+static int fault_sync(struct kvs_fs *fs, int root_fd)
 {
-    PASS_OR_RETURN(fs, KVS_FS_SYNC_DIRECTORY);
-    RECORDED(fs, inner(fs)->calls->sync_directory(inner(fs), root_fd, path),
-             .call = KVS_FS_SYNC_DIRECTORY, .fd = -1, .path = path);
+    PASS_OR_RETURN(fs, KVS_FS_SYNC);
+    RECORDED(fs, inner(fs)->calls->sync(inner(fs), root_fd), .call = KVS_FS_SYNC, .fd = -1);
 }
 
 static int fault_sync_file(struct kvs_fs *fs, int fd)
@@ -263,7 +262,7 @@ static const struct kvs_fs_calls fault_calls = {
     .stat_path = fault_stat_path,
     .list = fault_list,
     .space = fault_space,
-    .sync_directory = fault_sync_directory,
+    .sync = fault_sync,
     .sync_file = fault_sync_file,
     .read_at = fault_read_at,
     .write_at = fault_write_at,

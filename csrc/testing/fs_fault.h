@@ -28,7 +28,7 @@ enum kvs_fs_call {
     KVS_FS_STAT_PATH,
     KVS_FS_LIST,
     KVS_FS_SPACE,
-    KVS_FS_SYNC_DIRECTORY,
+    KVS_FS_SYNC,
     KVS_FS_SYNC_FILE,
     KVS_FS_READ_AT,
     KVS_FS_WRITE_AT,

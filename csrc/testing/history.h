@@ -18,9 +18,11 @@
 
 struct kvs_history;
 
+enum { KVS_HISTORY_CELLS = 1000 }; /* a write through io.h */
+
 /* A change, as its maker knows it. */
 struct kvs_change {
-    uint32_t call; /* enum kvs_fs_call; KVS_FS_CALL_COUNT: cells, through io.h */
+    uint32_t call; /* enum kvs_fs_call, or KVS_HISTORY_CELLS */
     int fd;        /* of the file, -1: none */
     const char *path;   /* NULL: none */
     const char *target; /* of a rename; NULL: none */

@@ -16,7 +16,6 @@
 
 #include "../io_wait.h"
 #include "fault_plan.h"
-#include "fs_fault.h"
 #include "virtual_clock.h"
 
 #include <assert.h>
@@ -154,7 +153,7 @@ static void carry_out(struct fault_engine *f, struct pending *p)
     kvs_history_begin(history);
     p->op->result = kvs_fault_carry_out(p->op, &p->fate);
     kvs_history_end(history, p->op->result,
-                    &(struct kvs_change){.call = KVS_FS_CALL_COUNT,
+                    &(struct kvs_change){.call = KVS_HISTORY_CELLS,
                                          .fd = p->op->fd,
                                          .data = p->op->buffer,
                                          .data_bytes = (uint32_t)p->op->result,

@@ -1,0 +1,250 @@
+"""A power cut after each step of whatever changes the disk: put, writers, names that are taken,
+eviction, renewal, quarantine, delete, the ring of removals.
+
+A history is recorded once; then the power is cut after each of its changes. What may be left is
+built as a directory tree, again and again with other losses, and opened by an ordinary store: no
+wrong byte, what a flush covered is there, everything can be put again, and no byte lies on disk that
+the store does not know of.
+
+Not here: real file systems (test_crash_matrix.py), killed processes.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvstore.cache import Cache
+from kvstore.chain import Chain
+from kvstore.store import open_blocking
+from kvstore.testing import START_WALL_S, Injection, VirtualClock
+from tests.support.power_cut import Image, Rules, tree
+from tests.support.prompts import GRID, eventually, extent_files, file_named, load, physical_bytes, put
+from tests.support.recording import LAYOUT, POOL, Recording
+
+CUT_WALL_S = START_WALL_S + 4000  # temporary names are swept when they are an hour old
+KNOWN = ("root.json", "owner.lock", "removed.ring", "layout.json")
+
+
+# ---- histories -----------------------------------------------------------------------------------
+
+
+def puts(recording: Recording) -> None:
+    with recording.life():
+        recording.put("a", 5)
+        recording.put("b", GRID + 3)
+        recording.flush()
+        recording.put("a", 9)
+
+
+def taken_names(recording: Recording) -> None:
+    """The winner is shorter, longer, a branch."""
+    with recording.life():
+        late = recording.writer("a", 9), recording.writer("b", 4), recording.writer("c", 7)
+        recording.put("a", 5)
+        recording.put("b", 8)
+        recording.put("c+d", 6)
+        for writer in late:
+            assert writer.commit_blocking("30s") == len(writer.chain)
+        recording.flush()
+
+
+def damaged_winner(recording: Recording) -> None:
+    """The name is taken by a torn file, by a whole one with other content, by an empty one."""
+    with recording.earlier():
+        recording.put("z", 2)
+    with recording.life():
+        whole = extent_files(recording.root)[0].read_bytes()
+        writers = [recording.writer(name, 3) for name in "abc"]
+        for writer, data in zip(writers, (whole[:5000], whole, b""), strict=True):
+            name = writer.chain[0].hex()
+            folder = extent_files(recording.root)[0].parents[1]
+            recording.plant(folder / name[:3] / f"{name}.kv", data)
+            assert writer.commit_blocking("30s") == 3
+        recording.flush()
+
+
+def evictions(recording: Recording) -> None:
+    with recording.life(capacity="80KB"):
+        for number in range(9):
+            recording.may_go()
+            recording.put(f"p{number}", 2)
+            if number % 3 == 0:
+                recording.flush()
+        assert recording.store.stats().evicted_extents > 3
+
+
+def renewals(recording: Recording) -> None:
+    with recording.life() as store:
+        recording.put("a", 3)
+        recording.put("b", 3)
+        recording.flush()
+        for name in ("a", "b", "a"):
+            recording.clock.advance(700)
+            assert recording.load(name, 3) == (3, None)
+            recording.clock.advance(700)
+            store.tick()
+
+
+def quarantine(recording: Recording) -> None:
+    with recording.earlier():
+        recording.put("a", 3)
+        recording.put("b", 3)
+        path = file_named(recording.root, recording.chain("a", 3)[0])
+    damaged = bytearray(path.read_bytes())
+    damaged[-4096] ^= 1
+    path.write_bytes(damaged)
+    recording.before = tree(recording.root)
+    with recording.life():
+        assert recording.load("a", 3)[1] == "damaged"
+        recording.put("a", 3)
+        recording.flush()
+
+
+def deletes(recording: Recording) -> None:
+    with recording.life():
+        recording.put("a", 5)
+        recording.put("b", 2)
+        recording.flush()
+        recording.may_go("a")
+        recording.kv.delete_blocking(recording.chain("a", 5)[2])
+        recording.put("a", 4)
+        recording.flush()
+
+
+def lives(recording: Recording) -> None:
+    """What was removed is noted at close; a new life relies on what the last one left."""
+    with recording.life(capacity="60KB"):
+        for name in "abcd":
+            recording.put(name, 2)
+    with recording.life():
+        recording.put("d", 2)
+        recording.put("e", 2)
+        recording.flush()
+        recording.may_go("d")
+        recording.kv.delete_blocking(recording.chain("d", 2)[0])
+    with recording.life():
+        recording.put("d", 2)
+
+
+HISTORIES: list[Callable[[Recording], None]] = [
+    puts, taken_names, damaged_winner, evictions, renewals, quarantine, deletes, lives,
+]  # fmt: skip
+
+
+# ---- judging -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What a run looked at; printed."""
+
+    points: int = 0
+    images: int = 0
+    blocks: int = 0
+
+    def show(self, what: str) -> None:
+        print(
+            f"{what}: {self.points} points, {self.images} images, {self.blocks} blocks read back, "
+            "wrong bytes: 0"
+        )
+
+
+def judge(root: Path, recording: Recording, promised: frozenset[str]) -> int:
+    """Opens the image with an ordinary store; blocks that were read back, all of them right."""
+    clock = VirtualClock(CUT_WALL_S)
+    injection = Injection(clock=clock, manual_ticks=True)
+    found = 0
+    with open_blocking(root, capacity="1GB", pool=POOL, _testing=injection) as store:
+        eventually(lambda: not store.info().roots[0].warming, "the scan ended")
+        kv = store.cache(LAYOUT)
+        for name, chain in recording.chains.items():
+            blocks, reason = load(kv, kv.find_blocking(chain))
+            found += blocks
+            assert name not in promised or blocks == len(chain), f"{name} is lost: {reason}"
+        for chain in recording.chains.values():
+            put_until_whole(kv, chain)
+        used = store.info().roots[0].used_bytes
+        assert used == physical_bytes(root), "used bytes are those on disk"
+        assert not lost(root), "bytes on disk that nobody knows of"
+    return found
+
+
+def put_until_whole(kv: Cache, chain: Chain) -> None:
+    """Damage shows when it is read: each load that meets some makes room for another put."""
+    for _ in range(len(chain) + 1):
+        assert put(kv, chain) == len(chain)
+        kv.store.drop_ram()
+        if load(kv, kv.match(chain)) == (len(chain), None):
+            return
+    pytest.fail("a put again and again never came back whole")
+
+
+def lost(root: Path) -> list[str]:
+    known = {*extent_files(root), *(root / "quarantine").glob("*")}
+    return [
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and path not in known and path.name not in KNOWN
+    ]
+
+
+def judge_all(
+    images: Iterator[tuple[int, Image]], recording: Recording, folder: Path, tally: Tally
+) -> None:
+    seen = set()
+    for cut, image in images:
+        promised = recording.promised(cut)
+        if (digest := (image.digest(), promised)) in seen:
+            continue
+        seen.add(digest)
+        root = folder / "image"
+        image.build(root, START_WALL_S)
+        tally.blocks += judge(root, recording, promised)
+        tally.images += 1
+        shutil.rmtree(root)
+
+
+def cut_everywhere(
+    recording: Recording, folder: Path, tally: Tally, rng: random.Random, each: int
+) -> None:
+    """`each` images after each change of the history, for each kind of file system."""
+    disks = [recording.disk(), recording.disk(with_temporary_names=True)]
+    points = range(len(disks[0].changes) + 1)
+
+    def images() -> Iterator[tuple[int, Image]]:
+        for cut in points:
+            for _ in range(each):
+                for rules in Rules:
+                    yield cut, rng.choice(disks).sample(cut, rules, rng)
+
+    judge_all(images(), recording, folder, tally)
+    tally.points += len(points)
+
+
+def recorded(history: Callable[[Recording], None], folder: Path, seed: int) -> Recording:
+    recording = Recording(folder, seed)
+    history(recording)
+    return recording
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    given = request.config.getoption("--seed")
+    return random.randrange(1 << 32) if given is None else given
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=lambda history: history.__name__)
+def test_a_cut_after_any_step_costs_no_more_than_blocks(
+    history: Callable[[Recording], None], seed: int, tmp_path: Path
+) -> None:
+    print(f"replay with --seed {seed}")
+    tally = Tally()
+    recording = recorded(history, tmp_path, seed)
+    cut_everywhere(recording, tmp_path, tally, random.Random(seed), 1)
+    tally.show(history.__name__)
