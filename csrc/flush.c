@@ -1,6 +1,6 @@
 /*
- * flush.c: durability for who asks: everything that was changed on the roots before, by whomever, is
- * on the medium afterwards.
+ * flush.c: durability for who asks: what was changed on the roots before, by whomever, is on the
+ * medium afterwards.
  *
  * The put path never syncs: after a power cut a torn file fails its checks and is a miss.
  *

@@ -35,6 +35,7 @@ import os
 import time
 
 from kvstore._kvs cimport *
+from kvstore._testing cimport *
 from kvstore.errors import OpenError, PoolTooSmall, StoreClosed, StoreForked, error_of
 
 cdef enum:

@@ -59,7 +59,6 @@ class FileCall(IntEnum):
     WRITE_AT = 16
     CLOSE = 17
     LOCK = 18
-    CELLS = 1000  # in a History: a write of cells, through io.h
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +79,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One change on disk. Which fields mean something depends on the call; see history.h."""
 
-    call: FileCall
+    call: FileCall | None  # None: cells were written, through io.h
     path: str
     target: str
     data: bytes
@@ -96,7 +95,8 @@ class History:
     It is kept in the file `path`, made new. One root only: paths are relative to it.
     """
 
-    ENTRY = struct.Struct("=IIIIQQqq")
+    ENTRY = struct.Struct("=IIIIQQqq")  # struct kvs_history_entry
+    CELLS = 1000
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,7 +116,7 @@ class History:
             path, target, written = pieces
             found.append(
                 Change(
-                    call=FileCall(call),
+                    call=None if call == self.CELLS else FileCall(call),
                     path=os.fsdecode(path),
                     target=os.fsdecode(target),
                     data=written,

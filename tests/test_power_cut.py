@@ -3,17 +3,19 @@ eviction, renewal, quarantine, delete, the ring of removals.
 
 A history is recorded once; then the power is cut after each of its changes. What may be left is
 built as a directory tree, again and again with other losses, and opened by an ordinary store: no
-wrong byte, what a flush covered is there, everything can be put again, and no byte lies on disk that
-the store does not know of.
+wrong byte, what a flush covered is there, everything can be put again, and no byte lies on disk
+that the store does not know of.
 
 Not here: real file systems (test_crash_matrix.py), killed processes.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +26,15 @@ from kvstore.chain import Chain
 from kvstore.store import open_blocking
 from kvstore.testing import START_WALL_S, Injection, VirtualClock
 from tests.support.power_cut import Image, Rules, tree
-from tests.support.prompts import GRID, eventually, extent_files, file_named, load, physical_bytes, put
+from tests.support.prompts import (
+    GRID,
+    eventually,
+    extent_files,
+    file_named,
+    load,
+    physical_bytes,
+    put,
+)
 from tests.support.recording import LAYOUT, POOL, Recording
 
 CUT_WALL_S = START_WALL_S + 4000  # temporary names are swept when they are an hour old
@@ -147,45 +157,57 @@ class Tally:
     points: int = 0
     images: int = 0
     blocks: int = 0
+    wrong: int = 0
 
-    def show(self, what: str) -> None:
-        print(
-            f"{what}: {self.points} points, {self.images} images, {self.blocks} blocks read back, "
-            "wrong bytes: 0"
-        )
+    @contextmanager
+    def shown(self, what: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Tally]:
+        try:
+            yield self
+        finally:
+            with capsys.disabled():
+                print(
+                    f"\n{what}: {self.points} points, {self.images} images, "
+                    f"{self.blocks} blocks read back, wrong bytes: {self.wrong}",
+                    end="",
+                )
+
+    def load(self, kv: Cache, chain: Chain) -> tuple[int, str | None]:
+        try:
+            blocks, reason = load(kv, kv.find_blocking(chain))
+        except AssertionError:
+            self.wrong += 1
+            raise
+        self.blocks += blocks
+        return blocks, reason
 
 
-def judge(root: Path, recording: Recording, promised: frozenset[str]) -> int:
-    """Opens the image with an ordinary store; blocks that were read back, all of them right."""
-    clock = VirtualClock(CUT_WALL_S)
-    injection = Injection(clock=clock, manual_ticks=True)
-    found = 0
+def judge(root: Path, chains: dict[str, Chain], promised: frozenset[str], tally: Tally) -> None:
+    """Opens the image with an ordinary store; all that it gives must be right."""
+    injection = Injection(clock=VirtualClock(CUT_WALL_S), manual_ticks=True)
     with open_blocking(root, capacity="1GB", pool=POOL, _testing=injection) as store:
         eventually(lambda: not store.info().roots[0].warming, "the scan ended")
         kv = store.cache(LAYOUT)
-        for name, chain in recording.chains.items():
-            blocks, reason = load(kv, kv.find_blocking(chain))
-            found += blocks
+        for name, chain in chains.items():
+            blocks, reason = tally.load(kv, chain)
             assert name not in promised or blocks == len(chain), f"{name} is lost: {reason}"
-        for chain in recording.chains.values():
-            put_until_whole(kv, chain)
-        used = store.info().roots[0].used_bytes
-        assert used == physical_bytes(root), "used bytes are those on disk"
-        assert not lost(root), "bytes on disk that nobody knows of"
-    return found
+        for chain in chains.values():
+            put_until_whole(kv, chain, tally)
+        assert store.info().roots[0].used_bytes == physical_bytes(root)
+        assert not unknown(root), "bytes on disk that nobody knows of"
 
 
-def put_until_whole(kv: Cache, chain: Chain) -> None:
+def put_until_whole(kv: Cache, chain: Chain, tally: Tally) -> None:
     """Damage shows when it is read: each load that meets some makes room for another put."""
     for _ in range(len(chain) + 1):
         assert put(kv, chain) == len(chain)
         kv.store.drop_ram()
-        if load(kv, kv.match(chain)) == (len(chain), None):
+        if tally.load(kv, chain) == (len(chain), None):
             return
     pytest.fail("a put again and again never came back whole")
 
 
-def lost(root: Path) -> list[str]:
+def unknown(root: Path) -> list[str]:
+    """Files that are neither in the budget nor bounded in number."""
     known = {*extent_files(root), *(root / "quarantine").glob("*")}
     return [
         str(path.relative_to(root))
@@ -195,56 +217,87 @@ def lost(root: Path) -> list[str]:
 
 
 def judge_all(
-    images: Iterator[tuple[int, Image]], recording: Recording, folder: Path, tally: Tally
+    images: Iterable[tuple[int, Image]], recording: Recording, folder: Path, tally: Tally
 ) -> None:
     seen = set()
     for cut, image in images:
         promised = recording.promised(cut)
-        if (digest := (image.digest(), promised)) in seen:
-            continue
-        seen.add(digest)
-        root = folder / "image"
-        image.build(root, START_WALL_S)
-        tally.blocks += judge(root, recording, promised)
-        tally.images += 1
-        shutil.rmtree(root)
+        if (digest := (image.digest(), promised)) not in seen:
+            seen.add(digest)
+            root = folder / "image"
+            image.build(root, START_WALL_S)
+            judge(root, recording.chains, promised, tally)
+            tally.images += 1
+            shutil.rmtree(root)
 
 
 def cut_everywhere(
     recording: Recording, folder: Path, tally: Tally, rng: random.Random, each: int
 ) -> None:
-    """`each` images after each change of the history, for each kind of file system."""
+    """`each` images after each change of the history, the kinds of file system in turn."""
     disks = [recording.disk(), recording.disk(with_temporary_names=True)]
     points = range(len(disks[0].changes) + 1)
-
-    def images() -> Iterator[tuple[int, Image]]:
-        for cut in points:
-            for _ in range(each):
-                for rules in Rules:
-                    yield cut, rng.choice(disks).sample(cut, rules, rng)
-
-    judge_all(images(), recording, folder, tally)
+    rules = itertools.cycle(Rules)
+    judge_all(
+        (
+            (cut, rng.choice(disks).sample(cut, next(rules), rng))
+            for cut in points
+            for _ in range(each)
+        ),
+        recording, folder, tally,
+    )  # fmt: skip
     tally.points += len(points)
 
 
-def recorded(history: Callable[[Recording], None], folder: Path, seed: int) -> Recording:
-    recording = Recording(folder, seed)
-    history(recording)
-    return recording
+# ---- tests ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     given = request.config.getoption("--seed")
-    return random.randrange(1 << 32) if given is None else given
+    seed = random.randrange(1 << 32) if given is None else given
+    print(f"replay with --seed {seed}")
+    return seed
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=lambda history: history.__name__)
 def test_a_cut_after_any_step_costs_no_more_than_blocks(
-    history: Callable[[Recording], None], seed: int, tmp_path: Path
+    history: Callable[[Recording], None], seed: int, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    recording = Recording(tmp_path, seed)
+    history(recording)
+    with Tally().shown(history.__name__, capsys) as tally:
+        cut_everywhere(recording, tmp_path, tally, random.Random(seed), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("history", HISTORIES, ids=lambda history: history.__name__)
+def test_many_cuts_after_any_step_cost_no_more_than_blocks(
+    history: Callable[[Recording], None], seed: int, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with Tally().shown(history.__name__, capsys) as tally:
+        for turn in range(2):
+            (tmp_path / str(turn)).mkdir()
+            recording = Recording(tmp_path / str(turn), seed + turn)
+            history(recording)
+            cut_everywhere(recording, tmp_path, tally, random.Random(seed + turn), 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_that_a_cut_may_leave_of_one_extent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print(f"replay with --seed {seed}")
-    tally = Tally()
-    recording = recorded(history, tmp_path, seed)
-    cut_everywhere(recording, tmp_path, tally, random.Random(seed), 1)
-    tally.show(history.__name__)
+    """Every combination of writes made, not made and torn, with and without length and times."""
+    recording = Recording(tmp_path)
+    with recording.life():
+        recording.put("a", 9)
+    disk = recording.disk()
+    path = next(name for name in disk.now if name.endswith(".kv"))
+    cuts = [number + 1 for number in (*disk.now[path].content, len(disk.changes) - 1)]
+    with Tally(points=len(cuts)).shown("one extent, exhaustively", capsys) as tally:
+        images = ((cut, image) for cut in cuts for image in disk.every(cut, path))
+        judge_all(images, recording, tmp_path, tally)

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from kvstore.testing import Change, FileCall
 
 SECTOR = 512
-WRITES = (FileCall.WRITE_AT, FileCall.CELLS)
+WRITES = (FileCall.WRITE_AT, None)
 SYNCS = (FileCall.SYNC_FILE, FileCall.SYNC)
 
 
@@ -292,7 +292,9 @@ class Disk:
         writes = [number for number in mine if self.changes[number].call in WRITES]
         pieces = [
             piece
-            for number in sorted(writes, key=lambda n: (n in choice.order and choice.order.index(n)))
+            for number in sorted(
+                writes, key=lambda n: choice.order.index(n) if n in choice.order else -1
+            )
             for piece in self._pieces(number, choice.sectors.get(number))
         ]
         length = max([length, *(offset + len(data) for offset, data in pieces)])
