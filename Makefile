@@ -5,6 +5,9 @@
 # missing system packages are installed by apt when run as root.
 
 PYTHON ?= python3
+# Of the crash matrix: rounds of each case, and seconds within which the crash comes.
+N ?= 10
+SECONDS ?= 3
 # Tokens of the demo's prompt; empty: the demo's default.
 PROMPT_TOKENS ?=
 
@@ -18,7 +21,7 @@ PROGRAMS := tools/c_programs.mk
 SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all bench dist format clean lint c-tests py-tests
+.PHONY: help setup demo test test-all bench crash dist format clean lint c-tests py-tests
 .PHONY: test-uring test-sanitizers test-threads test-user test-slow
 
 help:  ## List the targets
@@ -54,6 +57,9 @@ bench: setup  ## Run every benches/bench_*.py; figures are shares of this disk's
 	@set -e; found=; for file in benches/bench_*.py; do \
 	    if [ -f "$$file" ]; then found=1; echo "== $$file"; $(PY) "$$file"; fi; \
 	done; [ -n "$$found" ] || echo "no benches/bench_*.py yet"
+
+crash: setup  ## Stop ext4 and xfs under load (root), N=10 rounds each, within SECONDS=3
+	@$(PY) -m pytest tests/test_crash_matrix.py --rounds $(N) --seconds $(SECONDS) --timeout=0
 
 dist: setup  ## Build the wheel and try the README's example where there is no compiler
 	@tools/check_dist.sh $(PY)

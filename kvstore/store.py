@@ -143,7 +143,11 @@ class Store:
         _core.sweep()
 
     async def flush(self, timeout: Timeout = "60s") -> None:
-        """Makes everything published so far survive a power cut (fsync). TimeoutError, OSError."""
+        """Makes everything resident now survive a power cut, whoever put it.
+
+        Syncs the whole file system of each root (`syncfs`), so it also waits for what other
+        programs wrote there. TimeoutError, OSError.
+        """
         await self._flush().finish(timeout)
 
     def flush_blocking(self, timeout: Timeout = "60s") -> None:

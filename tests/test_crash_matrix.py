@@ -131,7 +131,6 @@ def seed(request: pytest.FixtureRequest) -> int:
     return random.randrange(1 << 32) if given is None else given
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("style", ["busy", "quiet"])
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_a_file_system_that_stops_costs_only_what_no_flush_covered(

@@ -4,9 +4,9 @@
  * when they are given one (kvs_fs_fault_set_history, kvs_io_fault_set_history).
  *
  * Recorded are calls that changed something, each when it has returned: failed ones, reads and
- * closes are not. Changes are made one at a time, so their place in it is the order they really had,
- * and a sync stands behind all that it covers. A write of cells is recorded when it is handed back:
- * until then it is as good as not made.
+ * closes are not. Changes are made one at a time, so their place in it is the order they really
+ * had, and a sync stands behind all that it covers. A write of cells is recorded when it is handed
+ * back: until then it is as good as not made.
  *
  * The file: for each change a kvs_history_entry, then path, target and data without terminators.
  * An entry is written at once, so the length of the file tells a test what was done so far.

@@ -1,6 +1,8 @@
 """Real file systems in a file, mounted over a loop device with direct I/O, that can be stopped.
 
-For root. Whatever happens, the mount, the loop device and the image go at the end.
+For root. However the test process ends, the mount, the loop device and the image go with it: the
+image has no name any more, the device goes when nobody has it open, and a shell that reads from us
+unmounts when there is nothing left to read.
 """
 
 from __future__ import annotations
@@ -68,15 +70,19 @@ def loop_mount(kind: str, folder: Path) -> Iterator[LoopMount]:
     path.mkdir()
     with image.open("wb") as file:
         file.truncate(MEGABYTES << 20)
-    device = None
+    device = call("losetup", "--find", "--show", "--direct-io=on", image)
+    held = os.open(device, os.O_RDONLY | os.O_CLOEXEC)  # between two mounts
+    call("losetup", "--detach", device)  # once it is closed everywhere
+    image.unlink()
+    guard = subprocess.Popen(
+        ["sh", "-c", 'read _; umount --lazy "$0"', path],
+        stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
     try:
-        device = call("losetup", "--find", "--show", "--direct-io=on", image)
         call(*MKFS[kind], device)
         mounted = LoopMount(device, kind, path)
         mounted.mount()
         yield mounted
     finally:
-        subprocess.run(["umount", "--lazy", path], capture_output=True)
-        if device:
-            subprocess.run(["losetup", "--detach", device], capture_output=True)
-        image.unlink()
+        guard.communicate()
+        os.close(held)
