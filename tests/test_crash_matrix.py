@@ -125,6 +125,33 @@ def judge(root: Path, log: Log, stopped_ns: int) -> Round:
     return Round(len(log.done), len(whole), len(lost), oldest_s, len(covered), quarantined)
 
 
+ABANDONED = """
+import sys, time
+from pathlib import Path
+from tests.support.loop_mount import loop_mount
+with loop_mount("ext4", Path(sys.argv[1])) as mounted:
+    (mounted.path / "open").open("w").write("x")
+    print(mounted.device, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_test_leaves_no_mount_and_no_loop_device(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ABANDONED, str(tmp_path)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert process.stdout is not None
+    device = Path(process.stdout.readline().decode().strip())
+    backing = Path("/sys/block", device.name, "loop/backing_file")
+    assert str(tmp_path) in Path("/proc/self/mounts").read_text()
+    assert str(tmp_path) in backing.read_text()
+    process.kill()
+    process.communicate()
+    eventually(lambda: str(tmp_path) not in Path("/proc/self/mounts").read_text(), "unmounted")
+    eventually(lambda: not backing.exists() or str(tmp_path) not in backing.read_text(), "detached")
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     given = request.config.getoption("--seed")

@@ -239,6 +239,11 @@ class Disk:
         written = [change.data for change in self.changes if change.call in WRITES]
         return rng.choice((b"", rng.randbytes(4096), rng.choice(written)))
 
+    def whole(self) -> Image:
+        """Without a cut."""
+        cut = len(self.changes)
+        return self.image(cut, Choice(set(range(len(self.names))), self._metadata(cut)))
+
     def every(self, cut: int, path: str) -> Iterator[Image]:
         """All that a cut may leave of one named file, a write being made, not made, or made in its
         first or all but its last sector; everything else is whole."""
