@@ -25,7 +25,7 @@ from kvstore.cache import Cache
 from kvstore.chain import Chain
 from kvstore.store import open_blocking
 from kvstore.testing import START_WALL_S, Injection, VirtualClock
-from tests.support.power_cut import Image, Rules, tree
+from tests.support.power_cut import Image, Rules, read, tree
 from tests.support.prompts import (
     GRID,
     eventually,
@@ -69,7 +69,7 @@ def damaged_winner(recording: Recording) -> None:
     with recording.earlier():
         recording.put("z", 2)
     with recording.life():
-        whole = extent_files(recording.root)[0].read_bytes()
+        whole = read(extent_files(recording.root)[0])
         writers = [recording.writer(name, 3) for name in "abc"]
         for writer, data in zip(writers, (whole[:5000], whole, b""), strict=True):
             name = writer.chain[0].hex()

@@ -34,7 +34,7 @@ LAYERS, CELL = 4, 32 * 4096
 BLOCK_TOKENS = 4
 WRITERS = 3
 CAPACITY = {"busy": 96 << 20, "quiet": 280 << 20}
-KEPT_MAX = 24 << 20
+KEPT_MAX, QUIET_MAX = 24 << 20, 240 << 20
 LAYOUT = Layout(
     parts_by_layer=((("latent", CELL),),) * LAYERS, model="crash", block_tokens=BLOCK_TOKENS
 )
@@ -86,8 +86,10 @@ class Work:
     def write(self, number: int) -> None:
         rng = random.Random(f"{self.seed} {number}")
         for turn in range(1_000_000):
+            while not self.busy and self.kept_bytes > QUIET_MAX:
+                time.sleep(1)
             if not self.busy:
-                time.sleep(rng.uniform(0.2, 0.6))
+                time.sleep(rng.uniform(0.3, 1.2))
             name, blocks = f"{self.seed}-{number}-{turn}", rng.randint(1, 20 if self.busy else 2)
             chain = chain_of(self.kv, name, blocks)
             self.note("begin", name, blocks)
@@ -102,6 +104,7 @@ class Work:
     def kept(self, chain: Chain, rng: random.Random) -> str:
         nbytes = len(chain) * LAYOUT.block_bytes
         if not self.busy:
+            self.kept_bytes += nbytes
             return "kept"
         if rng.random() < 0.5 or self.kept_bytes + nbytes > KEPT_MAX:
             return "done"
