@@ -143,7 +143,7 @@ class Store:
         _core.sweep()
 
     async def flush(self, timeout: Timeout = "60s") -> None:
-        """Makes everything resident now survive a power cut, whoever put it.
+        """Makes what is resident now survive a power cut, whoever put it; what is deleted stays so.
 
         Syncs the whole file system of each root (`syncfs`), so it also waits for what other
         programs wrote there. TimeoutError, OSError.

@@ -35,7 +35,7 @@ from tests.support.prompts import (
     physical_bytes,
     put,
 )
-from tests.support.recording import LAYOUT, POOL, Recording
+from tests.support.recording import LAYOUT, POOL, Promise, Recording
 
 CUT_WALL_S = START_WALL_S + 4000  # temporary names are swept when they are an hour old
 KNOWN = ("root.json", "owner.lock", "removed.ring", "layout.json")
@@ -121,8 +121,9 @@ def deletes(recording: Recording) -> None:
         recording.put("a", 5)
         recording.put("b", 2)
         recording.flush()
-        recording.may_go("a")
-        recording.kv.delete_blocking(recording.chain("a", 5)[2])
+        recording.delete("a", 5, 2)
+        recording.delete("b", 2, 1)
+        recording.flush()
         recording.put("a", 4)
         recording.flush()
 
@@ -136,8 +137,7 @@ def lives(recording: Recording) -> None:
         recording.put("d", 2)
         recording.put("e", 2)
         recording.flush()
-        recording.may_go("d")
-        recording.kv.delete_blocking(recording.chain("d", 2)[0])
+        recording.delete("d", 2, 0)
     with recording.life():
         recording.put("d", 2)
 
@@ -181,15 +181,16 @@ class Tally:
         return blocks, reason
 
 
-def judge(root: Path, chains: dict[str, Chain], promised: frozenset[str], tally: Tally) -> None:
+def judge(root: Path, chains: dict[str, Chain], promise: Promise, tally: Tally) -> None:
     """Opens the image with an ordinary store; all that it gives must be right."""
     injection = Injection(clock=VirtualClock(CUT_WALL_S), manual_ticks=True)
     with open_blocking(root, capacity="1GB", pool=POOL, _testing=injection) as store:
         eventually(lambda: not store.info().roots[0].warming, "the scan ended")
         kv = store.cache(LAYOUT)
+        assert not any(kv.contains(key) for key in promise.gone), "what was deleted is back"
         for name, chain in chains.items():
             blocks, reason = tally.load(kv, chain)
-            assert name not in promised or blocks == len(chain), f"{name} is lost: {reason}"
+            assert name not in promise.whole or blocks == len(chain), f"{name} is lost: {reason}"
         for chain in chains.values():
             put_until_whole(kv, chain, tally)
         assert store.info().roots[0].used_bytes == physical_bytes(root)
@@ -221,12 +222,12 @@ def judge_all(
 ) -> None:
     seen = set()
     for cut, image in images:
-        promised = recording.promised(cut)
-        if (digest := (image.digest(), promised)) not in seen:
+        promise = recording.promised(cut)
+        if (digest := (image.digest(), promise)) not in seen:
             seen.add(digest)
             root = folder / "image"
             image.build(root, START_WALL_S)
-            judge(root, recording.chains, promised, tally)
+            judge(root, recording.chains, promise, tally)
             tally.images += 1
             shutil.rmtree(root)
 

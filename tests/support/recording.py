@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -34,10 +35,19 @@ LAYERS = [layer for layer in range(LAYOUT.layers) if LAYOUT.cell_bytes(layer)]
 POOL = "1MB"
 
 
+@dataclass(frozen=True)
+class Promise:
+    """What a flush promised, from that number of changes on."""
+
+    at: int
+    whole: frozenset[str] = frozenset()  # names of chains that are there
+    gone: frozenset[bytes] = frozenset()  # keys that were deleted
+
+
 class Recording:
     """Lives of a store on `root`. `chains`: all that was ever put, by name.
 
-    promises: (number of changes, names that are whole on disk from then on). seed: of the order in
+    promises: the last one up to a cut is what the disk has to keep. seed: of the order in
     which writers put their layers.
     """
 
@@ -48,7 +58,8 @@ class Recording:
         self.clock = VirtualClock()
         self.random = random.Random(seed)
         self.chains: dict[str, Chain] = {}
-        self.promises: list[tuple[int, frozenset[str]]] = [(0, frozenset())]
+        self.promises = [Promise(0)]
+        self.deleted: set[bytes] = set()
         self.planted: list[tuple[int, list[Change]]] = []
         self.store: Store
         self.kv: Cache
@@ -89,7 +100,12 @@ class Recording:
 
     def writer(self, name: str, blocks: int) -> Writer:
         """With everything put, layer by layer in random order, and not committed."""
-        writer = self.kv.writer(self.chain(name, blocks))
+        chain = self.chain(name, blocks)
+        if self.deleted & {*chain}:
+            self.deleted -= {*chain}
+            last = self.promises[-1]
+            self.promises.append(Promise(self.length(), last.whole, frozenset(self.deleted)))
+        writer = self.kv.writer(chain)
         for layer in self.random.sample(LAYERS, len(LAYERS)):
             put_layer(self.kv, writer, layer, writer.start, len(writer.chain))
         return writer
@@ -110,12 +126,20 @@ class Recording:
             if self.kv.find_blocking(chain).blocks == len(chain)
         )
         self.store.flush_blocking()
-        self.promises.append((self.length(), self.promises[-1][1] | whole))
+        kept = self.promises[-1].whole
+        self.promises.append(Promise(self.length(), kept | whole, frozenset(self.deleted)))
 
     def may_go(self, *names: str) -> None:
         """Whatever was promised of these prompts, or of all: they are about to be removed."""
-        kept = {n for n in self.promises[-1][1] if names and n.split()[0] not in names}
-        self.promises.append((self.length(), frozenset(kept)))
+        last = self.promises[-1]
+        kept = frozenset(n for n in last.whole if names and n.split()[0] not in names)
+        self.promises.append(Promise(self.length(), kept, last.gone))
+
+    def delete(self, name: str, blocks: int, block: int) -> None:
+        key = self.chain(name, blocks)[block]
+        self.may_go(name)
+        self.kv.delete_blocking(key)
+        self.deleted.add(key)
 
     def plant(self, path: Path, data: bytes) -> None:
         """A file that another process wrote, in the history too."""
@@ -147,5 +171,5 @@ class Recording:
             changes[at:at] = made
         return Disk(changes, self.before, with_temporary_names=with_temporary_names)
 
-    def promised(self, cut: int) -> frozenset[str]:
-        return [names for at, names in self.promises if at <= cut][-1]
+    def promised(self, cut: int) -> Promise:
+        return [promise for promise in self.promises if promise.at <= cut][-1]
