@@ -109,5 +109,8 @@ struct kvs_fs {
  * temporary names, and (process-wide, as the locks are) the table of locks held. */
 int kvs_fs_posix_open(struct kvs_fs **out);
 void kvs_fs_posix_close(struct kvs_fs *fs);
+/* Whether anybody holds the lock `path`: 1 and its holder as lock() describes it, 0, or a negative
+ * errno. Only looks: the file is neither made nor written, and a lock of this process stays. */
+int kvs_fs_posix_lock_holder(int root_fd, const char *path, char *holder, uint32_t holder_bytes);
 
 #endif

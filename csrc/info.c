@@ -63,6 +63,7 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
     out->reserve_bytes = root->reserve_bytes;
     out->free_bytes = root->space.free_bytes;
     out->reads_in_flight_max = root->ops_in_flight_max;
+    kvs_scrub_info_locked(root, out);
     kvs_unlock(store);
     return 0;
 }

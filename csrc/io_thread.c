@@ -58,7 +58,7 @@ static int unwanted_locked(const struct kvs_transfer *transfer)
     if (transfer->kind == KVS_TRANSFER_DIRECT) {
         return transfer->load->state == KVS_LOAD_ENDED;
     }
-    if (transfer->kind == KVS_TRANSFER_WRITE) {
+    if (transfer->kind != KVS_TRANSFER_REGION) {
         return 0;
     }
     for (const struct kvs_waiter *at = transfer->region->waiters; at; at = at->next) {
@@ -124,7 +124,7 @@ static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_t
     root->read_bytes_queued -= slot->piece_bytes;
     if (transfer->kind == KVS_TRANSFER_DIRECT) {
         transfer->load->stats.reads++;
-    } else if (transfer->region->waiters) {
+    } else if (transfer->kind == KVS_TRANSFER_REGION && transfer->region->waiters) {
         transfer->region->waiters->load->stats.reads++;
     }
 }
@@ -192,6 +192,10 @@ static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
 {
     if (transfer->kind == KVS_TRANSFER_WRITE) {
         kvs_made_written(transfer);
+        return;
+    }
+    if (transfer->kind == KVS_TRANSFER_SCRUB) {
+        kvs_scrub_read_done(root);
         return;
     }
     if (kvs_transfer_read_done(root, transfer)) {

@@ -140,6 +140,7 @@ static void root_round_locked(struct kvs_root *root, int64_t now_ns)
     kvs_expire_locked(root);
     kvs_leave_again_locked(root);
     times_write_back_locked(root, now_ns, 0);
+    kvs_scrub_next_locked(root);
     if (root->is_owner && !root->warming && !root->rescanning &&
         now_ns - root->rescan_ns >= RESCAN_S * KVS_NS_PER_S) {
         root->rescanning = kvs_job_add_locked(root, kvs_rescan_job, NULL, 0) == 0;

@@ -92,6 +92,7 @@ struct kvs_options {
     uint64_t pool_bytes;           /* 0: 1 GiB */
     uint64_t reserve_bytes;        /* free space left to others on each root; 0: 1 % */
     int64_t min_age_s;             /* used within: not evicted (peers); < 0: 60 */
+    uint64_t scrub_bytes_per_s;    /* verify what lies on disk in idle time; 0: do not */
     uint32_t manual_ticks;         /* tests: the keeper runs only inside kvs_tick */
     struct kvs_fs *fs;             /* NULL: the real one */
     struct kvs_clock *clock;       /* NULL: the real one */

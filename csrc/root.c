@@ -285,7 +285,10 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
         root->slots[i].next_free = root->free_slot;
         root->free_slot = &root->slots[i];
     }
-    int error = kvs_jobs_start(root);
+    int error = kvs_scrub_open(root, options->scrub_bytes_per_s);
+    if (!error) {
+        error = kvs_jobs_start(root);
+    }
     if (!error) {
         error = -pthread_create(&root->io_thread, NULL, kvs_io_thread, root);
         root->io_running = error == 0;
@@ -315,6 +318,7 @@ void kvs_root_stop(struct kvs_root *root)
 void kvs_root_close(struct kvs_root *root)
 {
     struct kvs_fs *fs = root->store->fs;
+    kvs_scrub_close(root);
     if (root->engine) {
         root->engine->calls->close(root->engine);
         root->engine = NULL;

@@ -254,6 +254,16 @@ void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_times_job(struct kvs_root *root, void *extent);
 void kvs_times_flush_all(struct kvs_store *store);
 
+/* ---- scrub.c ---- */
+int kvs_scrub_open(struct kvs_root *root, uint64_t bytes_per_s); /* 0: none */
+void kvs_scrub_close(struct kvs_root *root);                     /* after the threads left */
+/* Begins the next step when it may. */
+void kvs_scrub_next_locked(struct kvs_root *root);
+/* The extent left the index: what is open of it is of no use any more. */
+void kvs_scrub_gone_locked(struct kvs_root *root, const struct kvs_extent *extent);
+void kvs_scrub_read_done(struct kvs_root *root); /* I/O thread */
+void kvs_scrub_info_locked(const struct kvs_root *root, struct kvs_root_info *out);
+
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_quarantine_count(struct kvs_root *root);

@@ -183,6 +183,7 @@ struct kvs_root {
     int64_t rescan_from_s;
     int rescanning;
     int expiring;
+    struct kvs_scrub *scrub; /* scrub.c; NULL: not asked for */
     uint32_t quarantine_count;
     uint64_t quarantine_sequence;
 };

@@ -23,7 +23,12 @@ struct kvs_writer_extent;
 
 /* ---- transfers: what the I/O thread moves ---- */
 
-enum kvs_transfer_kind { KVS_TRANSFER_REGION, KVS_TRANSFER_DIRECT, KVS_TRANSFER_WRITE };
+enum kvs_transfer_kind {
+    KVS_TRANSFER_REGION,
+    KVS_TRANSFER_DIRECT,
+    KVS_TRANSFER_WRITE,
+    KVS_TRANSFER_SCRUB /* has nothing but memory; scrub.c's own */
+};
 
 struct kvs_transfer {
     struct kvs_transfer *next;

@@ -24,7 +24,7 @@ from cpython.buffer cimport (
 )
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EAGAIN, ENOENT, E2BIG, ETIMEDOUT
+from libc.errno cimport EAGAIN, EBUSY, ENOENT, E2BIG, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -160,13 +160,7 @@ def xxh3(data):
     return value
 
 
-def format_constants():
-    """Struct of an extent file -> field -> (offset, bytes), as the compiler laid them out."""
-    found = {}
-    for i in range(DISK_FIELD_COUNT):
-        fields = found.setdefault(DISK_FIELDS[i].structure.decode(), {})
-        fields[DISK_FIELDS[i].field.decode()] = (DISK_FIELDS[i].offset, DISK_FIELDS[i].bytes)
-    return found
+include "_offline.pxi"
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -371,7 +365,8 @@ cdef class Store(Handle):
 
     def __init__(self, *, list roots not None, list classes not None, uint32_t default_class,
                  int role, int engine, uint32_t io_depth, uint64_t pool_bytes,
-                 uint64_t reserve_bytes, int64_t min_age_s, bint manual_ticks=False,
+                 uint64_t reserve_bytes, int64_t min_age_s, uint64_t scrub_bytes_per_s=0,
+                 bint manual_ticks=False,
                  VirtualClock clock=None, FaultFiles files=None, list engines=None):
         """roots: (path bytes, capacity bytes, 0 for the default); classes: (name bytes, ttl s)."""
         if self.handle is not NULL:
@@ -397,6 +392,7 @@ cdef class Store(Handle):
         options.pool_bytes = pool_bytes
         options.reserve_bytes = reserve_bytes
         options.min_age_s = min_age_s
+        options.scrub_bytes_per_s = scrub_bytes_per_s
         options.manual_ticks = manual_ticks
         if clock is not None:
             options.clock = kvs_virtual_clock_face(clock.handle)

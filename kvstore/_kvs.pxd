@@ -99,6 +99,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t pool_bytes
         uint64_t reserve_bytes
         int64_t min_age_s
+        uint64_t scrub_bytes_per_s
         uint32_t manual_ticks
         kvs_fs *fs
         kvs_clock *clock
@@ -246,6 +247,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
         uint64_t published_extents
         uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents
+        uint64_t scrub_bytes, scrub_extents, scrub_damaged, scrub_passes
         uint64_t evicted_before_ttl[16]
         uint64_t evicted_age_s_sum[16]
         uint64_t removed_in_class[16]
@@ -269,6 +271,8 @@ cdef extern from "kvs.h" nogil:
         uint32_t io_depth
         uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes
         uint64_t reads_in_flight_max
+        uint64_t scrub_bytes_per_s
+        uint64_t scrub_pass_extents
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
 
@@ -279,37 +283,3 @@ cdef extern from "kvs.h" nogil:
         double huge_coverage
 
     void kvs_pool_info(kvs_store *store, kvs_pool_info_struct *out)
-
-# The layout of an extent file, as compiled: tests hold docs/FORMAT.md against it.
-cdef extern from *:
-    """
-    #include <stddef.h>
-    #include "format.h"
-
-    #define DISK_FIELD(s, f) {#s, #f, offsetof(struct s, f), sizeof(((struct s *)0)->f)}
-    static const struct disk_field {
-        const char *structure, *field;
-        size_t offset, bytes;
-    } DISK_FIELDS[] = {
-        DISK_FIELD(kvs_disk_header, magic), DISK_FIELD(kvs_disk_header, version),
-        DISK_FIELD(kvs_disk_header, section_count), DISK_FIELD(kvs_disk_header, header_bytes),
-        DISK_FIELD(kvs_disk_header, file_bytes), DISK_FIELD(kvs_disk_header, page_xxh3),
-        DISK_FIELD(kvs_disk_header, layer_count), DISK_FIELD(kvs_disk_header, block_count),
-        DISK_FIELD(kvs_disk_header, block_tokens), DISK_FIELD(kvs_disk_header, zero),
-        DISK_FIELD(kvs_disk_section, type), DISK_FIELD(kvs_disk_section, flags),
-        DISK_FIELD(kvs_disk_section, offset), DISK_FIELD(kvs_disk_section, bytes),
-        DISK_FIELD(kvs_disk_section, zero), DISK_FIELD(kvs_disk_section, xxh3),
-        DISK_FIELD(kvs_disk_chain, parent), DISK_FIELD(kvs_disk_chain, start),
-        DISK_FIELD(kvs_disk_chain, parent_known), DISK_FIELD(kvs_disk_chain, zero),
-        DISK_FIELD(kvs_disk_class, name), DISK_FIELD(kvs_disk_class, created_s),
-        DISK_FIELD(kvs_disk_class, ttl_s),
-    };
-    enum { DISK_FIELD_COUNT = sizeof(DISK_FIELDS) / sizeof(DISK_FIELDS[0]) };
-    """
-    struct disk_field:
-        const char *structure
-        const char *field
-        size_t offset
-        size_t bytes
-    const disk_field DISK_FIELDS[]
-    enum: DISK_FIELD_COUNT

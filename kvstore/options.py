@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore import _core
-from kvstore.units import parse_duration, parse_size
+from kvstore.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from kvstore.testing import Injection
@@ -33,6 +33,7 @@ class Options:
     io_depth: int
     reserve: int | str | None
     min_age: float | str
+    scrub: int | str | None
     testing: "Injection | None"
 
     def __post_init__(self) -> None:
@@ -53,6 +54,8 @@ class Options:
         parse_duration(self.min_age, "min_age")
         if self.reserve is not None:
             parse_size(self.reserve, "reserve")
+        if self.scrub is not None and parse_rate(self.scrub, "scrub") == 0:
+            raise ValueError("scrub must be larger than 0 bytes a second; None is off")
 
     def open_core(self) -> _core.Store:
         """Opens the core's store; blocks. OpenError."""
@@ -68,6 +71,7 @@ class Options:
             pool_bytes=parse_size(self.pool, "pool"),
             reserve_bytes=_reserve_bytes(self.reserve),
             min_age_s=-(-parse_duration(self.min_age, "min_age") // 10**9),
+            scrub_bytes_per_s=0 if self.scrub is None else parse_rate(self.scrub, "scrub"),
             manual_ticks=injected is not None and injected.manual_ticks,
             clock=injected.core_clock if injected else None,
             files=injected.core_files if injected else None,

@@ -48,6 +48,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     expired_extents: int
     deleted_extents: int
     quarantined_extents: int
+    scrub_bytes: int
+    scrub_extents: int
+    scrub_damaged: int
+    scrub_passes: int
     extents: int
     blocks: int
     leases: int
@@ -62,7 +66,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One root. engine_why: what better engines said. lost: what the file system cannot do."""
+    """One root. engine_why: what better engines said. lost: what the file system cannot do.
+    scrub_bytes_per_s: 0 is off; scrub_pass_extents: looked at in its pass, or the last one."""
 
     path: str
     engine: str
@@ -79,6 +84,8 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int
     free_bytes: int
     reads_in_flight_max: int
+    scrub_bytes_per_s: int
+    scrub_pass_extents: int
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +174,8 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         reserve_bytes=raw["reserve_bytes"],
         free_bytes=raw["free_bytes"],
         reads_in_flight_max=raw["reads_in_flight_max"],
+        scrub_bytes_per_s=raw["scrub_bytes_per_s"],
+        scrub_pass_extents=raw["scrub_pass_extents"],
     )
 
 

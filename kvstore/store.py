@@ -40,6 +40,7 @@ def open(
     io_depth: int = 64,
     reserve: int | str | None = None,
     min_age: float | str = "60s",
+    scrub: int | str | None = None,
     _testing: "Injection | None" = None,
 ) -> "Opening[Store]":
     """Opens a store over one directory per device: `await` it, or `async with` it.
@@ -52,11 +53,13 @@ def open(
     io_depth: operations in flight per root. reserve: free bytes left to others per root; None: 1 %
       of the file system, 0: none.
     min_age: extents that another process (a peer) used more recently are not evicted.
+    scrub: the owner verifies what lies on disk while the device is idle, at most so many bytes a
+      second per root ("20MB/s"), each extent once a week; None: only what is loaded is verified.
     Raises OpenError (the message says what to do), ValueError and TypeError for misuse.
     """
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        _testing,
+        scrub, _testing,
     )  # fmt: skip
     return Opening(
         lambda: in_thread(lambda: Store(options), undo=Store.close_blocking), Store.close
@@ -74,12 +77,13 @@ def open_blocking(
     io_depth: int = 64,
     reserve: int | str | None = None,
     min_age: float | str = "60s",
+    scrub: int | str | None = None,
     _testing: "Injection | None" = None,
 ) -> "Store":
     """Like `open`, blocking the thread without the GIL; the store is a context manager."""
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        _testing,
+        scrub, _testing,
     )  # fmt: skip
     return Store(options)
 
