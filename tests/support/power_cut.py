@@ -109,6 +109,7 @@ class Image:
             (root / directory).mkdir(mode=0o700)
         for path, entry in self.files.items():
             with (root / path).open("wb") as file:
+                os.fchmod(file.fileno(), 0o600)
                 if entry.allocated:
                     os.posix_fallocate(file.fileno(), 0, entry.allocated)
                 file.write(entry.data)
