@@ -46,6 +46,14 @@ class Log:
     flush_started: int = 0  # of the last one that was acknowledged
     wrong: list[str] = field(default_factory=list)
 
+    @property
+    def covered(self) -> set[str]:
+        """What must be there: put before a flush that was acknowledged, and not to be evicted."""
+        return {name for name, when in self.kept.items() if when < self.flush_started}
+
+    def promises(self, style: str) -> bool:
+        return bool(self.covered if style == "busy" else self.kept)
+
     @classmethod
     def read(cls, path: Path) -> Log:
         log = cls()
@@ -97,7 +105,7 @@ def one_round(
     rng = random.Random(seed)
     root, path = mounted.path / "kv", folder / f"log-{seed}"
     with working(root, path, seed, style):
-        eventually(lambda: Log.read(path).done, "a put is done")
+        eventually(lambda: Log.read(path).promises(style), "something was put, or flushed", 60)
         time.sleep(rng.uniform(0.0, seconds))
         stopped_ns = time.monotonic_ns()
         mounted.stop(stop)
@@ -118,11 +126,10 @@ def judge(root: Path, log: Log, stopped_ns: int) -> Round:
             if count == blocks:
                 whole.add(name)
         quarantined = store.stats().quarantined_extents
-    covered = {name for name, when in log.kept.items() if when < log.flush_started}
-    assert covered <= whole, "a flush had covered these"
+    assert log.covered <= whole, "a flush had covered these"
     lost = [when for name, when in log.kept.items() if name not in whole and when < stopped_ns]
     oldest_s = (stopped_ns - min(lost)) / 1e9 if lost else 0.0
-    return Round(len(log.done), len(whole), len(lost), oldest_s, len(covered), quarantined)
+    return Round(len(log.done), len(whole), len(lost), oldest_s, len(log.covered), quarantined)
 
 
 ABANDONED = """
