@@ -43,7 +43,8 @@ CUT_WALL_S = START_WALL_S + 4000  # temporary names are swept when they are an h
 # bounded in number. Nothing that holds space which nobody gives back. A damaged cell is one that no
 # load has asked for yet: a load or the scrub finds it.
 HARMLESS = {
-    "layout", "identity", "no-layout", "no-identity", "quarantined", "empty-bucket", "expired", "cell",
+    "layout", "identity", "no-layout", "no-identity",
+    "quarantined", "empty-bucket", "expired", "cell",
 }  # fmt: skip
 
 
