@@ -7,9 +7,11 @@
 PYTHON ?= python3
 # Of the crash matrix: rounds of each case, and seconds within which the crash comes.
 N ?= 10
-SECONDS ?= 3
+WITHIN ?= 3
 # Tokens of the demo's prompt; empty: the demo's default.
 PROMPT_TOKENS ?=
+# How long each fuzzer runs.
+SECONDS ?= 60
 
 VENV := .venv
 PY := $(CURDIR)/$(VENV)/bin/python
@@ -21,7 +23,7 @@ PROGRAMS := tools/c_programs.mk
 SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all bench crash dist format clean lint c-tests py-tests
+.PHONY: help setup demo test test-all fuzz crash bench dist format clean lint c-tests py-tests
 .PHONY: test-uring test-sanitizers test-threads test-user test-slow
 
 help:  ## List the targets
@@ -43,23 +45,27 @@ test: setup  ## Lint, C tests and the suite without its slow part (under 10 minu
 	@$(STEP) py-tests $(SUBMAKE) py-tests
 	@$(STEP) --end test
 
-test-all: setup  ## The rest: both liburing builds, sanitizers, an ordinary user, slow tests
+test-all: setup  ## The rest: liburing builds, sanitizers, an ordinary user, fuzzers, slow tests
 	@$(STEP) --begin test-all
 	@$(STEP) test-uring $(SUBMAKE) test-uring
 	@$(STEP) test-sanitizers $(SUBMAKE) test-sanitizers
 	@$(STEP) test-threads $(SUBMAKE) test-threads
 	@$(STEP) test-user $(SUBMAKE) test-user
+	@$(STEP) fuzz $(SUBMAKE) fuzz
 	@$(STEP) test-slow $(SUBMAKE) test-slow
 	@$(STEP) dist $(SUBMAKE) dist
 	@$(STEP) --end test-all
+
+fuzz:  ## Fuzz what reads headers and small files, guided by coverage (SECONDS=60)
+	@tools/fuzz.sh $(SECONDS)
 
 bench: setup  ## Run every benches/bench_*.py; figures are shares of this disk's own ceiling
 	@set -e; found=; for file in benches/bench_*.py; do \
 	    if [ -f "$$file" ]; then found=1; echo "== $$file"; $(PY) "$$file"; fi; \
 	done; [ -n "$$found" ] || echo "no benches/bench_*.py yet"
 
-crash: setup  ## Stop ext4 and xfs under load (root), N=10 rounds each, within SECONDS=3
-	@$(PY) -m pytest tests/test_crash_matrix.py --rounds $(N) --seconds $(SECONDS) --timeout=0
+crash: setup  ## Stop ext4 and xfs under load (root), N=10 rounds each, within WITHIN=3 s
+	@$(PY) -m pytest tests/test_crash_matrix.py --rounds $(N) --seconds $(WITHIN) --timeout=0
 
 dist: setup  ## Build the wheel and try the README's example where there is no compiler
 	@tools/check_dist.sh $(PY)
@@ -67,7 +73,7 @@ dist: setup  ## Build the wheel and try the README's example where there is no c
 format: setup  ## Rewrite the sources in the house style
 	@$(PY) -m ruff check --fix-only --quiet .
 	@$(PY) -m ruff format .
-	@find csrc tests/c -name '*.[ch]' 2>/dev/null | xargs -r $(VENV)/bin/clang-format -i
+	@find csrc tests/c tests/fuzz -name '*.[ch]' 2>/dev/null | xargs -r $(VENV)/bin/clang-format -i
 
 clean:  ## Remove everything that was built, and .venv
 	rm -rf $(VENV) build dist .demo .cache *.egg-info kvstore/*.so
@@ -80,7 +86,7 @@ lint: setup
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check --quiet . || { echo "run: make format"; exit 1; }
 	@if [ -n "$(TYPED)" ]; then $(PY) -m mypy $(TYPED); fi
-	@find csrc tests/c -name '*.[ch]' 2>/dev/null \
+	@find csrc tests/c tests/fuzz -name '*.[ch]' 2>/dev/null \
 	    | xargs -r $(VENV)/bin/clang-format --dry-run -Werror || { echo "run: make format"; exit 1; }
 
 c-tests: setup

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "root_files.h"
 #include "store.h"
 
 static uint8_t class_of(const struct kvs_store *store, const char *name)
@@ -22,20 +23,30 @@ static uint8_t class_of(const struct kvs_store *store, const char *name)
     return (uint8_t)store->default_class;
 }
 
-/* Times come from the file and are not believed beyond reason (a clock was wrong, a copy lost
- * them): used in the future means now, valid for longer than any class means the longest. */
-static void times_take(struct kvs_store *store, struct kvs_extent *extent,
+/* A last use before the extent was made, or at the very second its time is up, is no time but what
+ * a file system without atime shows instead. A renewal moves mtime: it was less the ttl ago. */
+int64_t kvs_last_use_s(const struct kvs_root *root, const struct kvs_extent *extent,
                        const struct kvs_fs_stat *stat)
 {
+    struct kvs_store *store = root->store;
+    int64_t now_s = kvs_store_now_s(store), used_s = stat->atime_s;
+    int made_before_it = extent->created_s > now_s || used_s >= extent->created_s;
+    if (root->lost & KVS_FS_LOST_ATIME || !made_before_it || used_s == stat->mtime_s) {
+        used_s = stat->mtime_s - store->classes[extent->class_number].ttl_s;
+    }
+    return used_s < now_s ? used_s : now_s;
+}
+
+/* Times come from the file and are not believed beyond reason (a clock was wrong, a copy lost
+ * them): used in the future means now, valid for longer than any class means the longest. */
+static void times_take(const struct kvs_root *root, struct kvs_extent *extent,
+                       const struct kvs_fs_stat *stat)
+{
+    struct kvs_store *store = root->store;
     int64_t now_s = kvs_store_now_s(store);
     int64_t latest = now_s + kvs_longest_ttl_s(store);
     extent->valid_until_s = stat->mtime_s < latest ? stat->mtime_s : latest;
-    int64_t used = stat->atime_s;
-    if (used <= 0) {
-        used = extent->valid_until_s - store->classes[extent->class_number].ttl_s;
-    }
-    extent->last_use_s = used < now_s ? used : now_s;
-    extent->written_use_s = extent->last_use_s;
+    extent->last_use_s = extent->written_use_s = kvs_last_use_s(root, extent, stat);
 }
 
 static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
@@ -57,9 +68,9 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
     extent->name = *name;
     extent->start = header->start;
     extent->class_number = class_of(store, header->class_name);
-    extent->created_s = header->created_s;
+    extent->created_s = header->created_s > 0 ? header->created_s : 0; /* ages do not overflow */
     extent->physical_bytes = stat->physical_bytes;
-    times_take(store, extent, stat);
+    times_take(root, extent, stat);
     error = kvs_extent_publish_locked(store, extent);
     if (error) {
         kvs_extent_unpin_locked(store, extent);
@@ -70,7 +81,7 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
     return 0;
 }
 
-static int header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name)
+int kvs_header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name)
 {
     for (uint32_t i = 0; i < header->block_count; i++) {
         if (memcmp(&header->keys[i], name, KVS_KEY_BYTES) == 0) {
@@ -109,23 +120,81 @@ static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *
     return error ? KVS_REASON_IO_ERROR : KVS_REASON_NONE;
 }
 
-static void move_aside(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
-                       const char *path)
+/* Whether what the name leads to is an extent that may be served under it. NONE: *fd is open, and
+ * *file has it when the whole header was asked for (to_load). */
+static enum kvs_reason judge(struct kvs_root *root, struct kvs_namespace *ns,
+                             const struct kvs_key *name, int to_load,
+                             struct kvs_extent_header *header, struct kvs_fs_stat *stat, int *fd,
+                             struct kvs_file **file)
+{
+    struct kvs_fs *fs = root->store->fs;
+    char path[KVS_PATH_BYTES];
+    kvs_path_of(ns, name, path);
+    enum kvs_reason reason = kvs_header_read(root, path, fd, header, stat);
+    if (reason) {
+        return reason;
+    }
+    if (!header_is_of(header, ns) || !kvs_header_has_key(header, name)) {
+        reason = KVS_REASON_DAMAGED; /* a whole file, but not what its name says */
+    } else if (to_load) {
+        reason = kvs_file_open(root, ns, *fd, header, file);
+    }
+    if (reason) {
+        fs->calls->close(fs, *fd);
+        *fd = -1;
+    }
+    return reason;
+}
+
+int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name)
+{
+    struct kvs_fs *fs = root->store->fs;
+    struct kvs_extent_header *header = malloc(sizeof(*header));
+    struct kvs_fs_stat stat;
+    struct kvs_file *file = NULL;
+    char path[KVS_PATH_BYTES];
+    int fd = -1, error = 0;
+    if (!header) {
+        return -ENOMEM;
+    }
+    kvs_path_of(ns, name, path);
+    kvs_judge_begin(root);
+    enum kvs_reason reason = judge(root, ns, name, ns->has_layout, header, &stat, &fd, &file);
+    if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
+        error = kvs_quarantine_move(root, path);
+    }
+    if (!error && reason == KVS_REASON_DAMAGED) {
+        kvs_lock(root->store);
+        root->store->stats.quarantined_extents++;
+        kvs_unlock(root->store);
+    }
+    kvs_judge_end(root);
+    if (file) {
+        kvs_file_discard(file);
+    } else if (fd >= 0) {
+        fs->calls->close(fs, fd);
+    }
+    free(header);
+    return error;
+}
+
+/* A name that is there and leads to nothing that may be served. */
+static void refuse(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
+                   enum kvs_reason reason)
 {
     struct kvs_store *store = root->store;
-    if (root->is_owner && kvs_quarantine_move(root, path) == 0) {
-        kvs_lock(store);
-        store->stats.quarantined_extents++;
-        kvs_removed_note_locked(store, kvs_tag(ns, name), KVS_REASON_DAMAGED);
-        kvs_unlock(store);
+    if (reason == KVS_REASON_DAMAGED && root->is_owner) {
+        kvs_refused_move(root, ns, name);
     }
+    kvs_lock(store);
+    kvs_removed_note_locked(store, kvs_tag(ns, name), reason);
+    kvs_unlock(store);
 }
 
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out)
 {
     struct kvs_store *store = root->store;
-    char path[KVS_PATH_BYTES];
     int fd = -1;
     struct kvs_fs_stat stat;
     kvs_lock(store);
@@ -143,20 +212,13 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
         return KVS_REASON_IO_ERROR;
     }
     kvs_name_clear(root, ns, name);
-    kvs_path_of(ns, name, path);
-    enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
-    if (!reason && (!header_is_of(header, ns) || !header_has_key(header, name))) {
-        reason = KVS_REASON_DAMAGED; /* a whole file, but not what its name says */
-    }
     struct kvs_file *file = NULL;
-    if (!reason && to_load) {
-        reason = kvs_file_open(root, ns, fd, header, &file);
-    }
+    enum kvs_reason reason = judge(root, ns, name, to_load, header, &stat, &fd, &file);
     if (fd >= 0 && !file) {
         store->fs->calls->close(store->fs, fd);
     }
-    if (reason == KVS_REASON_DAMAGED) {
-        move_aside(root, ns, name, path);
+    if (reason && reason != KVS_REASON_ABSENT) {
+        refuse(root, ns, name, reason);
     } else if (!reason) {
         kvs_lock(store);
         reason = take_locked(root, ns, name, header, &stat, out);

@@ -6,7 +6,9 @@
  *
  * Invariants:
  *   1. A kvs_file exists while its extent points at it or refs > 0; its fd is closed by a job.
- *   2. Busy is never taken for damage: only a header that was read and is wrong condemns a file.
+ *   2. Files being opened and files being read are at most file_max together: a small limit on
+ *      descriptors makes loads slower, not short.
+ *   3. Busy is never taken for damage: only a header that was read and is wrong condemns a file.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,8 +16,7 @@
 
 #include "store.h"
 
-/* What an errno of the metadata waist means for whoever asked for the block. */
-static enum kvs_reason reason_of_errno(int error)
+enum kvs_reason kvs_reason_of_errno(int error)
 {
     switch (-error) {
     case ENOENT:
@@ -26,8 +27,12 @@ static enum kvs_reason reason_of_errno(int error)
     case EINVAL:  /* not a regular file */
     case ELOOP:   /* a symbolic link */
     case ENXIO:   /* a socket */
+    case ENODEV:
     case EISDIR:
         return KVS_REASON_DAMAGED;
+    case EACCES: /* another user's */
+    case EPERM:
+        return KVS_REASON_FOREIGN;
     default:
         return KVS_REASON_IO_ERROR;
     }
@@ -52,14 +57,14 @@ enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd
     struct kvs_fs *fs = root->store->fs;
     int opened = fs->calls->open_read(fs, root->fd, path);
     if (opened < 0) {
-        return reason_of_errno(opened);
+        return kvs_reason_of_errno(opened);
     }
     uint8_t page[KVS_FORMAT_PAGE_BYTES];
     int error = fs->calls->stat_fd(fs, opened, stat);
     if (!error) {
         error = fs->calls->read_at(fs, opened, page, sizeof(page), 0);
     }
-    enum kvs_reason reason = error ? reason_of_errno(error) : KVS_REASON_NONE;
+    enum kvs_reason reason = error ? kvs_reason_of_errno(error) : KVS_REASON_NONE;
     if (!reason) {
         reason = reason_of_verdict(kvs_format_decode_page(page, sizeof(page), header));
     }
@@ -113,7 +118,7 @@ static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespa
     enum kvs_reason reason = KVS_REASON_IO_ERROR;
     if (cell_bytes && buffer) {
         int error = fs->calls->read_at(fs, fd, buffer, header->header_bytes, 0);
-        reason = error ? reason_of_errno(error)
+        reason = error ? kvs_reason_of_errno(error)
                        : reason_of_verdict(
                              kvs_format_decode_rest(buffer, header, cell_bytes, file->checksums));
     }
@@ -121,7 +126,7 @@ static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespa
         uint32_t header_bytes;
         uint64_t file_bytes;
         if (memcmp(cell_bytes, ns->cell_bytes, ns->layer_count * sizeof(*cell_bytes)) != 0) {
-            reason = KVS_REASON_FOREIGN;
+            reason = KVS_REASON_DAMAGED; /* it says that it is of our layout, and is not */
         } else if (kvs_format_geometry(ns->layer_count, cell_bytes, header->block_count, 0,
                                        &header_bytes, file->region_offsets, &file_bytes) < 0) {
             reason = KVS_REASON_DAMAGED;
@@ -143,7 +148,7 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
     struct kvs_file *file = NULL;
     if (memcmp(header->fingerprint, ns->fingerprint, sizeof(ns->fingerprint)) != 0 ||
         header->layer_count != ns->layer_count || header->block_tokens != ns->block_tokens) {
-        return KVS_REASON_FOREIGN;
+        return KVS_REASON_DAMAGED; /* not what its name says */
     }
     if (file_alloc(header, &file) < 0) {
         return KVS_REASON_IO_ERROR;
@@ -220,9 +225,18 @@ void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent)
     }
 }
 
+void kvs_file_ref_locked(struct kvs_file *file)
+{
+    file->root->store->files_busy += file->refs++ == 0;
+}
+
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file)
 {
-    file->refs--;
+    store->files_busy -= --file->refs == 0;
+    if (file->refs == 0 && store->files_refused) {
+        store->files_refused = 0;
+        kvs_wake_all(store); /* somebody waits for the place */
+    }
     let_go(store, file);
 }
 
@@ -230,7 +244,7 @@ struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent
 {
     struct kvs_file *file = extent->file;
     if (file) {
-        file->refs++;
+        kvs_file_ref_locked(file);
         kvs_list_add_first(&store->files, &file->lru);
     }
     return file;
@@ -297,12 +311,16 @@ static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *exte
     }
     kvs_path_of(extent->ns, &extent->name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
-    if (!reason && (header->block_count != extent->block_count ||
-                    memcmp(&header->keys[extent->named], &extent->name, KVS_KEY_BYTES) != 0)) {
-        reason = KVS_REASON_FOREIGN;
-    }
     if (!reason) {
         reason = kvs_file_open(root, extent->ns, fd, header, out);
+    }
+    if (!reason && (header->block_count != extent->block_count ||
+                    memcmp(&header->keys[extent->named], &extent->name, KVS_KEY_BYTES) != 0)) {
+        /* Another whole extent: good under this name if it holds it, and not the one we know. */
+        reason = kvs_header_has_key(header, &extent->name) ? KVS_REASON_ABSENT : KVS_REASON_DAMAGED;
+        kvs_file_discard(*out); /* and fd with it */
+        *out = NULL;
+        fd = -1;
     }
     if (reason && fd >= 0) {
         root->store->fs->calls->close(root->store->fs, fd);
@@ -322,15 +340,17 @@ static void open_job(struct kvs_root *root, void *argument)
         file = NULL;
     } else if (!reason) {
         reason = store->closing ? KVS_REASON_CLOSED : KVS_REASON_EVICTED;
-    } else if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
+    } else if (reason == KVS_REASON_DAMAGED) {
         kvs_quarantine_locked(store, extent);
-    } else if (reason == KVS_REASON_ABSENT) {
-        /* Another process or an operator removed it: its bytes are free already. */
+    } else if (reason == KVS_REASON_ABSENT || reason == KVS_REASON_FOREIGN) {
+        /* Another process or an operator removed or replaced it: its bytes are free already. */
         kvs_room_refund_locked(root, extent->physical_bytes);
         extent->physical_bytes = 0;
-        kvs_extent_forget_locked(store, extent, KVS_REASON_EVICTED);
+        kvs_extent_forget_locked(store, extent,
+                                 reason == KVS_REASON_ABSENT ? KVS_REASON_EVICTED : reason);
     }
     extent->opening = 0;
+    store->files_opening--;
     extent->open_reason = (uint8_t)reason;
     kvs_extent_unpin_locked(store, extent);
     kvs_wake_all(store);
@@ -346,11 +366,17 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent)
     if (extent->file || extent->opening) {
         return;
     }
+    if (store->files_busy + store->files_opening >= store->file_max) {
+        store->files_refused = 1; /* no descriptors left: whoever plans asks again */
+        return;
+    }
     extent->open_reason = 0;
     extent->opening = 1;
+    store->files_opening++;
     kvs_extent_pin_locked(extent);
     if (kvs_job_add_locked(&store->roots[extent->root], open_job, extent, 1) < 0) {
         extent->opening = 0;
+        store->files_opening--;
         extent->open_reason = KVS_REASON_IO_ERROR;
         kvs_extent_unpin_locked(store, extent);
     }

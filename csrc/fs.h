@@ -12,8 +12,9 @@
  *   2. Paths are relative to the root's directory fd, use '/', and are never absolute; "" is the
  *      root itself. Only open_root takes any path.
  *   3. Results are 0 (or an fd / a count) or a negative errno, passed on unchanged.
- *   4. No call but open_root (whose path the operator chose) follows a symbolic link in the last
- *      component, and open_read never blocks on a FIFO: what is not a regular file is -EINVAL.
+ *   4. No call but open_root (whose path the operator chose) follows a symbolic link, in whatever
+ *      component (on the way it is -ENOTDIR), and open_read never blocks on a FIFO: what is not a
+ *      regular file is -EINVAL.
  *   5. Times are whole seconds of the wall clock.
  */
 #ifndef KVS_FS_H
@@ -49,12 +50,15 @@ struct kvs_fs_temp {
     char name[KVS_FS_NAME_BYTES]; /* "" for O_TMPFILE, else its path below the root */
 };
 
-/* What open_read and open_temp had to give up; reported by info(). */
+/* What had to be given up; reported by info(). */
 enum kvs_fs_lost {
     KVS_FS_LOST_DIRECT = 1,  /* no O_DIRECT: reads go through the page cache */
     KVS_FS_LOST_NOATIME = 2, /* not the owner of the file: atime may be rewritten on reads */
     KVS_FS_LOST_TMPFILE = 4, /* no O_TMPFILE: temporary names are used */
-    KVS_FS_LOST_ALLOCATE = 8 /* no fallocate: space is not reserved up front */
+    KVS_FS_LOST_ALLOCATE = 8, /* no fallocate: space is not reserved up front */
+    /* These two the store finds out by itself. */
+    KVS_FS_LOST_ATIME = 16, /* atime is not kept: it is reckoned from mtime */
+    KVS_FS_LOST_WRITE = 32  /* read-only */
 };
 
 /* Called for each entry; `name` is the bare name. A non-zero return ends the listing: list passes
@@ -74,6 +78,9 @@ struct kvs_fs_calls {
     int (*open_temp)(struct kvs_fs *fs, int root_fd, const char *directory,
                      const char *fallback_directory, struct kvs_fs_temp *out);
     int (*allocate)(struct kvs_fs *fs, int fd, uint64_t bytes); /* to the final length, reserved */
+    /* Bytes that transfers on the fd, their memory included, must be multiples of (4096 where the
+     * file system does not say); 0: they go through the page cache, whatever was asked for. */
+    int (*direct_unit)(struct kvs_fs *fs, int fd);
     /* The temporary name, if any, goes; after -EEXIST it stays, for another target. */
     int (*link)(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp, const char *target);
     int (*rename)(struct kvs_fs *fs, int root_fd, const char *from, const char *to); /* replaces */
@@ -105,7 +112,7 @@ struct kvs_fs {
     uint32_t lost; /* bits of kvs_fs_lost, only ever set; atomic access */
 };
 
-/* The real file system. One static object shared by all roots; its state is `lost`, a counter for
+/* The real file system, shared by all roots of a store; its state is `lost`, a counter for
  * temporary names, and (process-wide, as the locks are) the table of locks held. */
 int kvs_fs_posix_open(struct kvs_fs **out);
 void kvs_fs_posix_close(struct kvs_fs *fs);

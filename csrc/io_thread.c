@@ -213,8 +213,9 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
     struct kvs_transfer *transfer = slot->transfer;
     int error = kvs_io_status(&slot->op);
     if (error == -EAGAIN) {
-        error =
-            slot->op.kind == KVS_IO_READ && slot->short_bytes == slot->op.result ? -ENODATA : -EIO;
+        int at_end = slot->op.kind == KVS_IO_READ && slot->op.result > 0 &&
+                     slot->short_bytes == slot->op.result; /* a busy device is no damage */
+        error = at_end ? -ENODATA : -EIO;
     }
     kvs_lock(root->store);
     root->io_asleep = 0; /* it plans again before it sleeps: no one needs to wake it */

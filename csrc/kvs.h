@@ -47,7 +47,7 @@ enum kvs_reason {
     KVS_REASON_PENDING,     /* names are still being walked: ask kvs_find */
     KVS_REASON_WARMING,     /* the scan after open has not reached it */
     KVS_REASON_DAMAGED,     /* failed its checks; quarantined */
-    KVS_REASON_FOREIGN,     /* a file of another layout, version or chain under this name */
+    KVS_REASON_FOREIGN,     /* under this name: of another version, or not for us to read */
     KVS_REASON_IO_ERROR,    /* the device said no */
     KVS_REASON_DEADLINE,    /* not in time */
     KVS_REASON_POOL,        /* no room in the pool: views are being kept */
@@ -60,9 +60,10 @@ const char *kvs_reason_name(enum kvs_reason reason); /* "absent", "expired", ...
 enum kvs_role { KVS_ROLE_OWNER, KVS_ROLE_PEER, KVS_ROLE_AUTO };
 
 enum kvs_engine_choice {
-    KVS_ENGINE_AUTO,         /* the best that works: io_uring registered, io_uring, threads */
+    KVS_ENGINE_AUTO,         /* the best that works, in the order below */
     KVS_ENGINE_URING,        /* io_uring with the pool registered where the limit allows */
     KVS_ENGINE_URING_PLAIN,  /* io_uring, pool not registered */
+    KVS_ENGINE_AIO,          /* Linux AIO */
     KVS_ENGINE_THREADS       /* pread and pwrite on threads */
 };
 

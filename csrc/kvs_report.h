@@ -25,7 +25,7 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out);
 struct kvs_root_info {
     char path[1024];
     char engine[24];
-    char engine_why[160];    /* what better engines said; "" when none was refused */
+    char engine_why[256];    /* what better engines said; "" when none was refused */
     char file_system[16];
     uint32_t registered;     /* pool registered with the ring */
     int32_t register_error;  /* negative errno, 0 when fine */
@@ -39,6 +39,12 @@ struct kvs_root_info {
     uint64_t scrub_pass_extents; /* looked at in the pass under way, or the last one */
 };
 int kvs_root_info(struct kvs_store *store, uint32_t root, struct kvs_root_info *out);
+
+struct kvs_files_info {
+    uint64_t descriptor_limit; /* RLIMIT_NOFILE, raised to the hard limit */
+    uint32_t open_max;         /* extents kept open */
+};
+void kvs_files_info(struct kvs_store *store, struct kvs_files_info *out);
 
 struct kvs_pool_info {
     uint64_t base, bytes;

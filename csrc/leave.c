@@ -40,7 +40,8 @@ static int name_give_up(struct kvs_root *root, struct kvs_extent *extent, int as
     } else if (root->is_owner) {
         error = kvs_quarantine_move(root, path);
     }
-    return error == -ENOENT ? 0 : error;
+    /* A directory in its place, or a file in place of its directory: the name is not ours now. */
+    return error == -ENOENT || error == -ENOTDIR || error == -EISDIR ? 0 : error;
 }
 
 /* 0 when the file has given up its name, by us or by another. On an error it stays in

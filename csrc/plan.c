@@ -29,7 +29,7 @@ static struct kvs_transfer *transfer_new(enum kvs_transfer_kind kind, struct kvs
         transfer->file_offset = offset;
         transfer->memory = memory;
         transfer->bytes = bytes;
-        file->refs++;
+        kvs_file_ref_locked(file);
     }
     return transfer;
 }

@@ -72,9 +72,7 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
     /* A file that vanished left the name free; the owner moves a damaged or foreign one aside. */
     *retry = reason == KVS_REASON_ABSENT || (reason == KVS_REASON_DAMAGED && root->is_owner);
     if (reason == KVS_REASON_FOREIGN && root->is_owner) {
-        char path[KVS_PATH_BYTES];
-        kvs_path_of(writer->ns, ours, path);
-        *retry = kvs_quarantine_move(root, path) == 0;
+        *retry = kvs_refused_move(root, writer->ns, ours) == 0;
     }
     if (reason) {
         return 0;
@@ -111,8 +109,8 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         if (error == 0) {
             return NAMED;
         }
-        if (error == -ENOENT) {
-            kvs_bucket_forget(root, writer->ns, key); /* its directory was removed under us */
+        if (error == -ENOENT || error == -ENOTDIR) {
+            kvs_bucket_forget(root, writer->ns, key); /* its directory was taken from under us */
             continue;
         }
         if (error != -EEXIST) {
@@ -196,7 +194,8 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     if (!error) {
         error = fs->calls->stat_fd(fs, made->temp.fd, &stat);
     }
-    if (!error && __atomic_load_n(&fs->lost, __ATOMIC_RELAXED) & KVS_FS_LOST_DIRECT) {
+    uint32_t lost = root->lost | __atomic_load_n(&fs->lost, __ATOMIC_RELAXED);
+    if (!error && lost & KVS_FS_LOST_DIRECT) {
         /* Not every file system without it passes a later flush() on to where its data goes. */
         error = fs->calls->sync_file(fs, made->temp.fd);
     }

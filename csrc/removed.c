@@ -9,39 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "root_files.h"
 #include "store.h"
 #include "xxh3.h"
 
-enum {
-    REMOVED_SLOTS = 1 << 16,
-    ABSENT_SLOTS = 1 << 12,
-    ABSENT_LIFE_NS = 1000000000,
-    RING_BYTES = 1 << 17
-};
-
-struct kvs_removed {
-    uint64_t tag;
-    int64_t when_s;
-    uint32_t reason, zero;
-};
+enum { REMOVED_SLOTS = 1 << 16, ABSENT_SLOTS = 1 << 12, ABSENT_LIFE_NS = 1000000000 };
 
 struct kvs_absent {
     uint64_t tag;
     int64_t when_ns;
 };
 
-/* <root>/removed.ring: this, zero padded to RING_BYTES. */
-struct ring {
-    uint8_t magic[8];
-    uint64_t count;
-    uint64_t xxh3; /* of entries[0..count) */
-    struct kvs_removed entries[(RING_BYTES - 24) / sizeof(struct kvs_removed)];
-};
-_Static_assert(sizeof(struct kvs_removed) == 24, "a removal is 24 bytes on disk");
-_Static_assert(sizeof(struct ring) <= RING_BYTES, "the ring fits its file");
-
-enum { RING_MAX = (RING_BYTES - 24) / sizeof(struct kvs_removed) };
-static const char ring_magic[] = "KVSREMOV", ring_name[] = "removed.ring";
+static const char ring_name[] = "removed.ring";
 
 int kvs_removed_open(struct kvs_store *store)
 {
@@ -92,11 +71,11 @@ int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag)
 
 /* ---- across restarts ---- */
 
-static void ring_fill(struct kvs_store *store, struct ring *ring)
+static void ring_fill(struct kvs_store *store, struct kvs_ring *ring)
 {
-    memcpy(ring->magic, ring_magic, sizeof(ring->magic));
+    memcpy(ring->magic, KVS_RING_MAGIC, sizeof(ring->magic));
     kvs_lock(store);
-    for (uint32_t i = 0; i < REMOVED_SLOTS && ring->count < RING_MAX; i++) {
+    for (uint32_t i = 0; i < REMOVED_SLOTS && ring->count < KVS_RING_MAX; i++) {
         if (store->removed[i].reason) {
             ring->entries[ring->count++] = store->removed[i];
         }
@@ -109,13 +88,13 @@ void kvs_removed_save(struct kvs_root *root)
 {
     struct kvs_fs *fs = root->store->fs;
     struct kvs_fs_temp temp;
-    struct ring *ring = calloc(1, RING_BYTES);
+    struct kvs_ring *ring = calloc(1, KVS_RING_BYTES);
     if (!ring || fs->calls->open_temp(fs, root->fd, ".", "tmp", &temp) < 0) {
         free(ring);
         return;
     }
     ring_fill(root->store, ring);
-    int error = fs->calls->write_at(fs, temp.fd, ring, RING_BYTES, 0);
+    int error = fs->calls->write_at(fs, temp.fd, ring, KVS_RING_BYTES, 0);
     if (!error) {
         fs->calls->unlink(fs, root->fd, ring_name);
         error = fs->calls->link(fs, root->fd, &temp, ring_name);
@@ -131,13 +110,11 @@ void kvs_removed_load(struct kvs_root *root)
 {
     struct kvs_store *store = root->store;
     struct kvs_fs *fs = store->fs;
-    struct ring *ring = calloc(1, RING_BYTES);
+    struct kvs_ring *ring = calloc(1, KVS_RING_BYTES);
     int fd = ring ? fs->calls->open_read(fs, root->fd, ring_name) : -1;
     if (fd >= 0) {
-        int whole = fs->calls->read_at(fs, fd, ring, RING_BYTES, 0) == 0 &&
-                    memcmp(ring->magic, ring_magic, sizeof(ring->magic)) == 0 &&
-                    ring->count <= RING_MAX &&
-                    ring->xxh3 == kvs_xxh3(ring->entries, ring->count * sizeof(ring->entries[0]));
+        int whole =
+            fs->calls->read_at(fs, fd, ring, KVS_RING_BYTES, 0) == 0 && kvs_ring_is_whole(ring);
         kvs_lock(store);
         for (uint64_t i = 0; whole && i < ring->count; i++) {
             struct kvs_removed *slot = &store->removed[ring->entries[i].tag % REMOVED_SLOTS];

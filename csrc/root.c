@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "root_files.h"
 #include "store.h"
 
 enum { LOCK_TRIES = 4 };
@@ -21,34 +22,17 @@ static const char identity[] = "root.json";
 
 /* ---- identity ---- */
 
-static int uuid_parse(const char *text, uint8_t *uuid)
-{
-    const char *at = strstr(text, "\"uuid\": \"");
-    if (!at) {
-        return -EINVAL;
-    }
-    at += strlen("\"uuid\": \"");
-    for (int i = 0; i < 16; i++) {
-        unsigned byte;
-        if (sscanf(at + 2 * i, "%2x", &byte) != 1) {
-            return -EINVAL;
-        }
-        uuid[i] = (uint8_t)byte;
-    }
-    return 0;
-}
-
 static int identity_read(struct kvs_root *root)
 {
     struct kvs_fs *fs = root->store->fs;
-    char text[4097] = "";
+    char text[4096];
     int fd = fs->calls->open_read(fs, root->fd, identity);
     if (fd < 0) {
         return fd;
     }
-    int error = fs->calls->read_at(fs, fd, text, 4096, 0);
+    int error = fs->calls->read_at(fs, fd, text, sizeof(text), 0);
     fs->calls->close(fs, fd);
-    return error ? error : uuid_parse(text, root->uuid);
+    return error ? error : kvs_uuid_from_text(text, sizeof(text), root->uuid);
 }
 
 static int identity_write(struct kvs_root *root)
@@ -82,11 +66,17 @@ static int identity_write(struct kvs_root *root)
     return error == -EEXIST ? identity_read(root) : error;
 }
 
-/* Only an owner writes one. A peer that comes before it, and an owner that cannot, take the path
- * for it: lookups probe every root, so this costs a probe, not a block. */
+/* Only an owner writes one, also in place of a damaged one. A peer that comes before it, and an
+ * owner that cannot, take the path for it: lookups probe every root, so this costs a probe, not a
+ * block. */
 static void identity_take(struct kvs_root *root)
 {
-    if (identity_read(root) < 0 && (!root->is_owner || identity_write(root) < 0)) {
+    int error = identity_read(root);
+    if (root->is_owner && kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
+        kvs_quarantine_move(root, identity);
+    }
+    if (error < 0 && (!root->is_owner || identity_write(root) < 0)) {
+        memset(root->uuid, 0, sizeof(root->uuid));
         for (size_t i = 0; root->path[i]; i++) {
             root->uuid[i % 16] = (uint8_t)(root->uuid[i % 16] * 31 + root->path[i]);
         }
@@ -141,42 +131,20 @@ static uint32_t depth_of(const struct kvs_options *options)
     return options->io_depth ? options->io_depth : 64;
 }
 
-/* io_uring hands reads of tmpfs to worker threads of the kernel, dearer than our own. */
-static int uring_pointless(const struct kvs_root *root)
-{
-    return strcmp(root->space.type, "tmpfs") == 0;
-}
-
 static int engine_open(struct kvs_root *root, const struct kvs_options *options)
 {
-    uint32_t depth = depth_of(options);
-    int error = -ENOSYS;
-    int wants_uring = options->engine == KVS_ENGINE_URING ||
-                      options->engine == KVS_ENGINE_URING_PLAIN ||
-                      (options->engine == KVS_ENGINE_AUTO && !uring_pointless(root));
-    if (wants_uring) {
-        error = kvs_io_uring_open(depth, &root->engine);
-        if (error) {
-            snprintf(root->engine_why, sizeof(root->engine_why),
-                     "io_uring refused: %s (seccomp profile, kernel.io_uring_disabled or an old "
-                     "kernel)",
-                     strerror(-error));
-        }
-    } else if (options->engine == KVS_ENGINE_AUTO) {
-        snprintf(root->engine_why, sizeof(root->engine_why), "io_uring gains nothing on %s",
-                 root->space.type);
-    }
-    if (error && (options->engine == KVS_ENGINE_AUTO || options->engine == KVS_ENGINE_THREADS)) {
-        error = kvs_io_threads_open(depth, depth < 32 ? depth : 32, &root->engine);
-    }
-    if (error) {
-        return error;
-    }
-    if (options->engine != KVS_ENGINE_URING_PLAIN) {
+    struct kvs_io_wish wish = {
+        .engine = options->engine,
+        .depth = depth_of(options),
+        .file_system = root->space.type,
+        .direct = root->direct,
+    };
+    int error = kvs_io_choose(&wish, &root->engine, root->engine_why);
+    if (!error && options->engine != KVS_ENGINE_URING_PLAIN) {
         root->register_error = root->engine->calls->register_memory(
             root->engine, kvs_arena_base(root->store->arena), kvs_arena_bytes(root->store->arena));
     }
-    return 0;
+    return error;
 }
 
 /* ---- open, start, stop, close ---- */
@@ -196,21 +164,27 @@ static void size_take(struct kvs_root *root, const struct kvs_root_options *opti
 static int lock_take(struct kvs_root *root, char *message, uint32_t message_bytes)
 {
     char holder[160] = "";
+    if (root->store->role == KVS_ROLE_PEER) {
+        return 0;
+    }
     int error = -EBUSY;
     /* A peer that looks whether there is an owner holds the lock for a moment. */
-    for (int i = 0; root->store->role != KVS_ROLE_PEER && error == -EBUSY && i < LOCK_TRIES; i++) {
+    for (int i = 0; error == -EBUSY && i < LOCK_TRIES; i++) {
         struct timespec moment = {0, i * 10000000l};
         nanosleep(&moment, NULL);
         error = kvs_root_try_lock(root, holder, sizeof(holder));
     }
-    if (error == -EBUSY && root->store->role != KVS_ROLE_OWNER) {
-        return 0;
+    if (error && root->store->role == KVS_ROLE_AUTO) {
+        return 0; /* taken, or read-only: a peer's lot */
     }
     if (error == -EBUSY) {
         snprintf(message, message_bytes,
                  "%s has an owner already (%s): open it with role=\"peer\" or \"auto\", or close "
                  "the other process",
                  root->path, holder);
+    } else if (kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
+        snprintf(message, message_bytes,
+                 "%s/owner.lock is not a regular file: remove it and open again", root->path);
     } else if (error) {
         snprintf(message, message_bytes,
                  "cannot lock %s/owner.lock: %s; the owner needs to write this directory, "
@@ -220,10 +194,10 @@ static int lock_take(struct kvs_root *root, char *message, uint32_t message_byte
     return error;
 }
 
-int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
-                  const struct kvs_options *all, struct kvs_root *root, char *message,
-                  uint32_t message_bytes)
+struct kvs_root *kvs_root_add(struct kvs_store *store)
 {
+    struct kvs_root *root = &store->roots[store->root_count];
+    root->number = store->root_count++;
     root->store = store;
     root->lock_fd = -1;
     root->fd = -1;
@@ -233,6 +207,13 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     root->reads_tail = &root->reads;
     root->writes_tail = &root->writes;
     pthread_cond_init(&root->job_ready, NULL);
+    return root;
+}
+
+int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
+                  const struct kvs_options *all, struct kvs_root *root, char *message,
+                  uint32_t message_bytes)
+{
     snprintf(root->path, sizeof(root->path), "%s", options->path);
     root->fd = store->fs->calls->open_root(store->fs, options->path, 1);
     if (root->fd < 0) {
@@ -253,6 +234,10 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     if (error) {
         return error;
     }
+    error = kvs_root_probe(root, message, message_bytes);
+    if (error) {
+        return error;
+    }
     identity_take(root);
     root->engine = options->engine;
     if (root->engine) {
@@ -264,9 +249,8 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     error = engine_open(root, all);
     if (error) {
         snprintf(message, message_bytes,
-                 "no I/O engine for %s: %s; engine=\"auto\" would fall "
-                 "back to threads",
-                 options->path, root->engine_why[0] ? root->engine_why : strerror(-error));
+                 "no I/O engine for %s: %s; engine=\"auto\" takes what works", options->path,
+                 root->engine_why[0] ? root->engine_why : strerror(-error));
     }
     return error;
 }

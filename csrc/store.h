@@ -24,6 +24,8 @@
 #include "types.h"
 
 /* ---- store.c ---- */
+/* All of a store but its pool, its roots and its threads; kvs_store_drop frees it. */
+int kvs_store_new(const struct kvs_options *options, struct kvs_store **out);
 void kvs_store_hold(struct kvs_store *store);
 void kvs_store_drop(struct kvs_store *store);
 int kvs_store_check(const struct kvs_store *store); /* 0, -ESHUTDOWN or -ECHILD */
@@ -57,7 +59,6 @@ void kvs_namespace_free(struct kvs_namespace *ns);
 void kvs_path_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path);
 void kvs_bucket_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path,
                    uint32_t *bucket);
-int kvs_key_from_name(const char *name, struct kvs_key *out); /* "<64 hex>.kv" */
 
 /* ---- extents.c: the table, its index entries, recency and expiry ---- */
 uint64_t kvs_tag(const struct kvs_namespace *ns, const struct kvs_key *key);
@@ -114,11 +115,14 @@ uint64_t kvs_pool_room_locked(struct kvs_store *store); /* free + evictable */
 
 /* ---- files.c: open extent files and the fd cache ---- */
 void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent);
+void kvs_file_ref_locked(struct kvs_file *file);
 struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
 /* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
 void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
+/* What an errno of the metadata waist means for whoever asked for the block. */
+enum kvs_reason kvs_reason_of_errno(int error);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
@@ -133,11 +137,15 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
 /* Closes files beyond the cache's limit; file workers only. */
 void kvs_files_trim(struct kvs_store *store);
 
-/* ---- root.c and jobs.c ---- */
+/* ---- root.c, probe.c and jobs.c ---- */
+/* The next root of the store, with nothing open. */
+struct kvs_root *kvs_root_add(struct kvs_store *store);
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
                   const struct kvs_options *all, struct kvs_root *root, char *message,
                   uint32_t message_bytes);
 int kvs_root_start(struct kvs_root *root, const struct kvs_options *options);
+/* After the lock, before the engine. */
+int kvs_root_probe(struct kvs_root *root, char *message, uint32_t message_bytes);
 void kvs_root_stop(struct kvs_root *root);
 void kvs_root_close(struct kvs_root *root);
 int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes);
@@ -154,6 +162,13 @@ void kvs_wake_all(struct kvs_store *store);
 /* ---- adopt.c ---- */
 void kvs_scan_job(struct kvs_root *root, void *argument);
 void kvs_rescan_job(struct kvs_root *root, void *argument);
+/* What a file's times say of its last use; never later than now. */
+int64_t kvs_last_use_s(const struct kvs_root *root, const struct kvs_extent *extent,
+                       const struct kvs_fs_stat *stat);
+/* The owner: moves what the name leads to aside, if it is still refused. 0: the name is free, or
+ * leads to something else now. */
+int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name);
+int kvs_header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name);
 /* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out);
@@ -168,6 +183,13 @@ uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct 
                   uint64_t count);
 
 /* ---- lease.c ---- */
+int kvs_pins_add_locked(struct kvs_pins *pins, struct kvs_extent *extent); /* 0 or -ENOMEM */
+/* The leading extents of keys[first..end) that the index knows. 0 or -ENOMEM. */
+int kvs_pins_add_chain_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                              const struct kvs_key *keys, uint64_t first, uint64_t end,
+                              struct kvs_pins *pins);
+void kvs_pins_drop_locked(struct kvs_store *store, struct kvs_pins *pins); /* for use again */
+void kvs_pins_end_locked(struct kvs_store *store, struct kvs_pins *pins);
 void kvs_lease_expire_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_lease_drop_locked(struct kvs_lease *lease);
 
@@ -209,6 +231,12 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
                     char *path);
 /* The directory is not there (any more). */
 void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key);
+/* The next run of keys[*at..count) that is not resident and crosses no multiple of `grid`: its
+ * length, and *at behind it; 0: there is no other. Resident blocks on the way are renewed and added
+ * to *resident. */
+uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                 const struct kvs_key *keys, uint64_t count, uint64_t grid,
+                                 int class_number, uint64_t *at, uint64_t *resident);
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
@@ -267,6 +295,11 @@ void kvs_scrub_info_locked(const struct kvs_root *root, struct kvs_root_info *ou
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_quarantine_count(struct kvs_root *root);
+/* One worker at a time looks at what a name leads to and moves it aside: else the second would move
+ * what the first one's put has made meanwhile. Not nested. */
+void kvs_judge_begin(struct kvs_root *root);
+void kvs_judge_end(struct kvs_root *root);
+/* Frees the name: moves what is there aside, or deletes what cannot be moved. The owner only. */
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 
 #endif

@@ -11,6 +11,7 @@
 #include "arena.h"
 #include "format.h"
 #include "index.h"
+#include "io_choose.h"
 #include "kvs.h"
 #include "list.h"
 #include "types_work.h"
@@ -151,8 +152,10 @@ struct kvs_root {
     uint8_t uuid[16];
     int fd, lock_fd; /* lock_fd -1: not the owner */
     int is_owner, warming;
+    int direct;    /* transfers go round the page cache */
+    uint32_t lost; /* bits of enum kvs_fs_lost, of this directory; set at open */
     struct kvs_io_engine *engine;
-    char engine_why[160];
+    char engine_why[KVS_ENGINE_WHY_BYTES];
     int register_error;
     /* I/O thread: slots are its own; queues under the lock */
     pthread_t io_thread;
@@ -185,12 +188,13 @@ struct kvs_root {
     int expiring;
     struct kvs_scrub *scrub; /* scrub.c; NULL: not asked for */
     uint32_t quarantine_count;
+    uint32_t judging; /* a worker judges what a name leads to, and may move it aside */
     uint64_t quarantine_sequence;
 };
 
 /* ---- the store ---- */
 
-struct kvs_removed; /* removed.c */
+struct kvs_removed; /* root_files.h */
 struct kvs_absent;
 
 struct kvs_store {
@@ -221,7 +225,9 @@ struct kvs_store {
     uint64_t cached_bytes, staging_bytes;
     uint32_t region_count;
     struct kvs_link files;
-    uint32_t file_count, file_max;
+    uint32_t file_count, file_max, files_opening, files_busy; /* busy: refs > 0 */
+    int files_refused; /* an open waits for a file to come free */
+    uint64_t descriptor_limit;
     struct kvs_link leases, loads, writers;
     uint32_t lease_count;
     uint64_t reserved_total;

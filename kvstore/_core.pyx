@@ -35,7 +35,7 @@ import os
 import time
 
 from kvstore._kvs cimport *
-from kvstore._testing cimport *
+from kvstore._kvs_testing cimport *
 from kvstore.errors import OpenError, PoolTooSmall, StoreClosed, StoreForked, error_of
 
 cdef enum:
@@ -57,6 +57,7 @@ ENGINES = {
     "auto": KVS_ENGINE_AUTO,
     "io_uring": KVS_ENGINE_URING,
     "io_uring_plain": KVS_ENGINE_URING_PLAIN,
+    "aio": KVS_ENGINE_AIO,
     "threads": KVS_ENGINE_THREADS,
 }
 PAGE_KINDS = {
@@ -69,6 +70,8 @@ LOST = {
     "noatime": KVS_FS_LOST_NOATIME,
     "tmpfile": KVS_FS_LOST_TMPFILE,
     "allocate": KVS_FS_LOST_ALLOCATE,
+    "atime": KVS_FS_LOST_ATIME,
+    "write": KVS_FS_LOST_WRITE,
 }
 REASONS = tuple(kvs_reason_name(<kvs_reason>i).decode() for i in range(KVS_REASON_COUNT))
 
@@ -463,6 +466,11 @@ cdef class Store(Handle):
         check(kvs_root_info(self.open_handle(), root, &info), "root_info")
         return info
 
+    def files_info(self):
+        cdef kvs_files_info_struct info
+        kvs_files_info(self.open_handle(), &info)
+        return info
+
     def pool_info(self):
         cdef kvs_pool_info_struct info
         kvs_pool_info(self.open_handle(), &info)
@@ -566,6 +574,9 @@ cdef int one_key(bytes key) except -1:
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
     return 0
+
+
+include "_replay.pxi"
 
 
 cdef class Lease(Handle):
@@ -909,6 +920,12 @@ cdef class FaultFiles:
     def set_space(self, uint64_t total_bytes, uint64_t free_bytes):
         kvs_fs_fault_set_space(self.handle, total_bytes, free_bytes)
 
+    def set_poor(self, uint32_t poor):
+        kvs_fs_fault_set_poor(self.handle, poor)
+
+    def set_direct_unit(self, int unit_bytes):
+        kvs_fs_fault_set_direct_unit(self.handle, unit_bytes)
+
 
 cdef class RawReader:
     """Raw reads without a store; used by the thread that made it."""
@@ -916,7 +933,8 @@ cdef class RawReader:
     cdef kvs_raw_reader *handle
 
     def __cinit__(self, list paths not None, uint32_t io_bytes, uint32_t depth_max,
-                  uint64_t memory_bytes):
+                  uint64_t memory_bytes, str engine="auto"):
+        cdef kvs_engine_choice choice = ENGINES[engine]
         cdef const char **array = <const char **>calloc(len(paths) + 1, sizeof(char *))
         cdef uint32_t count = <uint32_t>len(paths)
         cdef bytes path
@@ -928,7 +946,7 @@ cdef class RawReader:
                 array[i] = PyBytes_AS_STRING(path)  # owned by `paths`
             with nogil:
                 code = kvs_raw_reader_open(array, count, io_bytes, depth_max, memory_bytes,
-                                           &self.handle)
+                                           choice, &self.handle)
         finally:
             free(array)
         check(code, "opening files for raw reads (O_DIRECT)")

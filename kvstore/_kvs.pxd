@@ -1,5 +1,5 @@
 # The binding's view of the core: kvs.h and what it includes, in the order of the headers, nothing
-# else. csrc/testing/ is mirrored in _testing.pxd.
+# else. What mirrors csrc/testing/ is in _kvs_testing.pxd.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -41,6 +41,7 @@ cdef extern from "fs.h" nogil:
 
     enum kvs_fs_lost:
         KVS_FS_LOST_DIRECT, KVS_FS_LOST_NOATIME, KVS_FS_LOST_TMPFILE, KVS_FS_LOST_ALLOCATE
+        KVS_FS_LOST_ATIME, KVS_FS_LOST_WRITE
 
     int kvs_fs_posix_open(kvs_fs **out)
     void kvs_fs_posix_close(kvs_fs *fs)
@@ -75,7 +76,8 @@ cdef extern from "kvs.h" nogil:
         KVS_ROLE_OWNER, KVS_ROLE_PEER, KVS_ROLE_AUTO
 
     enum kvs_engine_choice:
-        KVS_ENGINE_AUTO, KVS_ENGINE_URING, KVS_ENGINE_URING_PLAIN, KVS_ENGINE_THREADS
+        KVS_ENGINE_AUTO, KVS_ENGINE_URING, KVS_ENGINE_URING_PLAIN, KVS_ENGINE_AIO
+        KVS_ENGINE_THREADS
 
     struct kvs_class:
         char name[16]
@@ -261,7 +263,7 @@ cdef extern from "kvs.h" nogil:
     struct kvs_root_info_struct "kvs_root_info":
         char path[1024]
         char engine[24]
-        char engine_why[160]
+        char engine_why[256]
         char file_system[16]
         uint32_t registered
         int32_t register_error
@@ -275,6 +277,12 @@ cdef extern from "kvs.h" nogil:
         uint64_t scrub_pass_extents
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
+
+    struct kvs_files_info_struct "kvs_files_info":
+        uint64_t descriptor_limit
+        uint32_t open_max
+
+    void kvs_files_info(kvs_store *store, kvs_files_info_struct *out)
 
     struct kvs_pool_info_struct "kvs_pool_info":
         uint64_t base, bytes

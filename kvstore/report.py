@@ -15,8 +15,11 @@ LOST_WORDS = {
     "noatime": "files of another user: last use may be rewritten by reads",
     "tmpfile": "no O_TMPFILE: temporary names are used while writing",
     "allocate": "no fallocate: space is not reserved before writing",
+    "atime": "last use is not kept: after a restart the time of renewal stands for it",
+    "write": "read-only: nothing is stored, renewed or evicted here",
 }
 COVERAGE_WANTED = 0.9
+OPEN_FILES_WANTED = 1024
 
 
 class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +91,13 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     scrub_pass_extents: int
 
 
+class FilesInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """descriptor_limit: RLIMIT_NOFILE, raised as far as it goes. open_max: extents kept open."""
+
+    descriptor_limit: int
+    open_max: int
+
+
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     """pages: "small", "transparent huge" or "hugetlb"; huge_coverage: the share really backed."""
 
@@ -112,6 +122,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
     build: BuildInfo
     pool: PoolInfo
+    files: FilesInfo
     roots: list[RootInfo]
     fallbacks: list[str]
 
@@ -151,8 +162,13 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
         cuda_why=cuda_why,
     )
     roots = [_root(core.root_info(i)) for i in range(raw["root_count"])]
+    files = FilesInfo(**core.files_info())
     return Info(
-        build=build_info(version), pool=pool, roots=roots, fallbacks=_fallbacks(pool, roots)
+        build=build_info(version),
+        pool=pool,
+        files=files,
+        roots=roots,
+        fallbacks=_fallbacks(pool, files, roots),
     )
 
 
@@ -179,7 +195,7 @@ def _root(raw: dict[str, Any]) -> RootInfo:
     )
 
 
-def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
+def _fallbacks(pool: PoolInfo, files: FilesInfo, roots: Sequence[RootInfo]) -> list[str]:
     found = []
     if pool.pages == "small" or pool.huge_coverage < COVERAGE_WANTED:
         found.append(
@@ -188,6 +204,12 @@ def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
         )
     if pool.cuda_why.startswith("cuda"):
         found.append(f"pool: not pinned for CUDA copies: {pool.cuda_why}")
+    if files.open_max < OPEN_FILES_WANTED:
+        found.append(
+            f"files: {files.open_max} extents are kept open, the limit on open files is"
+            f" {files.descriptor_limit}: long loads open the others again for each layer; raise it"
+            f" (ulimit -n) to {4 * OPEN_FILES_WANTED}"
+        )
     for root in roots:
         if root.engine_why:
             found.append(f"{root.path}: engine {root.engine}: {root.engine_why}")

@@ -47,9 +47,11 @@ def open(
 
     capacity: bytes on disk in total, split over the roots by file-system size, or one per root;
       None: 80 % of each file system less the reserve. pool: memory for reads and the RAM tier.
-    role: "owner" (evicts, expires; one process per root), "peer" (never), or "auto".
+    role: "owner" (evicts, expires; one process per root), "peer" (never), or "auto": owner where
+      the lock can be had, else a peer until it can.
     retention: class name -> time to live. default_class: of puts that name none.
-    engine: "auto" takes the best that works; else "io_uring", "io_uring_plain", "threads".
+    engine: "auto" takes the best that works; else "io_uring", "io_uring_plain", "aio" (Linux AIO)
+      or "threads".
     io_depth: operations in flight per root. reserve: free bytes left to others per root; None: 1 %
       of the file system, 0: none.
     min_age: extents that another process (a peer) used more recently are not evicted.

@@ -4,7 +4,28 @@
 # need: liburing-dev, without which our shim is used, and tools to make file systems). Otherwise it
 # names the line to run, and stops.
 #   system_packages.sh PYTHON
+#   system_packages.sh --fuzzer     clang with libFuzzer and sanitizers instead: about 50 MB to
+#                                   download, 280 MB on disk
 set -euo pipefail
+if [ "$1" = --fuzzer ]; then
+    links() { echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
+        clang -fsanitize=fuzzer,address,undefined -xc - -o /dev/null 2>/dev/null; }
+    links && exit 0
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        echo "== installing system packages: clang and its run-time library"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update -qq || true
+        apt-get install -y -qq --no-install-recommends clang >/dev/null || true
+        # From Debian 12 on the run-time library is a package of its own, named by the version.
+        version=$(clang -dumpversion 2>/dev/null | cut -d . -f 1)
+        links || apt-get install -y -qq --no-install-recommends "libclang-rt-$version-dev" \
+            >/dev/null || true
+    fi
+    links && exit 0
+    echo "clang with libFuzzer is missing. As root: apt-get install clang, and the package" \
+        "libclang-rt-VERSION-dev of its version" >&2
+    exit 1
+fi
 python=$1
 need=()
 

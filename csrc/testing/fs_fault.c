@@ -4,13 +4,16 @@
  * The mutex guards the plan, the counters and the pretended space; it is never held across a call
  * to the inner file system, which may block.
  */
+#define _GNU_SOURCE 1 /* O_DIRECT */
 #include "fs_fault.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum verdict { PASS = 1, DROP = 0 }; /* or a negative errno */
 
@@ -29,6 +32,8 @@ struct fs_fault {
     uint64_t total_bytes; /* 0: the real space */
     uint64_t free_bytes;
     struct kvs_history *history; /* NULL: none */
+    int direct_unit; /* 0: the real one; atomic access, as the next */
+    uint32_t poor;
 };
 
 static struct fs_fault *self(struct kvs_fs *fs)
@@ -68,8 +73,8 @@ static int judge(struct kvs_fs *fs, enum kvs_fs_call call)
 /* What the inner one had to give up, the wrapper's users have given up too. */
 static int keep_lost(struct kvs_fs *fs, int rc)
 {
-    const uint32_t lost = __atomic_load_n(&inner(fs)->lost, __ATOMIC_RELAXED);
-    __atomic_fetch_or(&fs->lost, lost, __ATOMIC_RELAXED);
+    __atomic_fetch_or(&fs->lost, __atomic_load_n(&inner(fs)->lost, __ATOMIC_RELAXED),
+                      __ATOMIC_RELAXED);
     return rc;
 }
 
@@ -82,6 +87,35 @@ static int keep_lost(struct kvs_fs *fs, int rc)
         kvs_history_end(self(fs)->history, result_, &change_); \
         return keep_lost(fs, result_);                         \
     } while (0)
+static uint32_t poor(struct kvs_fs *fs)
+{
+    return __atomic_load_n(&self(fs)->poor, __ATOMIC_RELAXED);
+}
+
+/* As the real one does when O_DIRECT was answered with EINVAL: the file is open without. */
+static int keep_direct(struct kvs_fs *fs, int fd)
+{
+    if (fd >= 0 && poor(fs) & KVS_FS_POOR_DIRECT) {
+        const int flags = fcntl(fd, F_GETFL);
+        if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) {
+            const int rc = -errno;
+            close(fd);
+            return rc;
+        }
+        __atomic_fetch_or(&fs->lost, KVS_FS_LOST_DIRECT, __ATOMIC_RELAXED);
+    }
+    return fd;
+}
+
+static int keep_atime(struct kvs_fs *fs, int rc, struct kvs_fs_stat *stat)
+{
+    if (rc == 0 && poor(fs) & KVS_FS_POOR_ATIME_ZERO) {
+        stat->atime_s = 0;
+    } else if (rc == 0 && poor(fs) & KVS_FS_POOR_ATIME_MTIME) {
+        stat->atime_s = stat->mtime_s;
+    }
+    return rc;
+}
 
 /* `return` the verdict unless the call is to be passed on. */
 #define PASS_OR_RETURN(fs, call)              \
@@ -108,7 +142,7 @@ static int fault_make_directory(struct kvs_fs *fs, int root_fd, const char *path
 static int fault_open_read(struct kvs_fs *fs, int root_fd, const char *path)
 {
     PASS_OR_RETURN(fs, KVS_FS_OPEN_READ);
-    return keep_lost(fs, inner(fs)->calls->open_read(inner(fs), root_fd, path));
+    return keep_direct(fs, keep_lost(fs, inner(fs)->calls->open_read(inner(fs), root_fd, path)));
 }
 
 static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory,
@@ -117,9 +151,14 @@ static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
     memset(out, 0, sizeof *out);
     out->fd = -1;
     PASS_OR_RETURN(fs, KVS_FS_OPEN_TEMP);
-    RECORDED(
-        fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out),
-        .call = KVS_FS_OPEN_TEMP, .fd = out->fd, .path = out->name, .target = fallback_directory);
+    kvs_history_begin(self(fs)->history);
+    const int rc =
+        inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out);
+    const struct kvs_change change = {
+        .call = KVS_FS_OPEN_TEMP, .fd = out->fd, .path = out->name, .target = fallback_directory};
+    kvs_history_end(self(fs)->history, rc, &change);
+    const int fd = keep_lost(fs, rc) == 0 ? keep_direct(fs, out->fd) : rc;
+    return fd < 0 ? fd : 0;
 }
 
 static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
@@ -127,6 +166,13 @@ static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
     PASS_OR_RETURN(fs, KVS_FS_ALLOCATE);
     RECORDED(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes), .call = KVS_FS_ALLOCATE,
              .fd = fd, .offset = bytes);
+}
+
+static int fault_direct_unit(struct kvs_fs *fs, int fd)
+{
+    PASS_OR_RETURN(fs, KVS_FS_DIRECT_UNIT);
+    const int unit = __atomic_load_n(&self(fs)->direct_unit, __ATOMIC_RELAXED);
+    return unit > 0 ? unit : inner(fs)->calls->direct_unit(inner(fs), fd);
 }
 
 static int fault_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp,
@@ -162,7 +208,7 @@ static int fault_stat_fd(struct kvs_fs *fs, int fd, struct kvs_fs_stat *out)
 {
     memset(out, 0, sizeof *out);
     PASS_OR_RETURN(fs, KVS_FS_STAT_FD);
-    return inner(fs)->calls->stat_fd(inner(fs), fd, out);
+    return keep_atime(fs, inner(fs)->calls->stat_fd(inner(fs), fd, out), out);
 }
 
 static int fault_stat_path(struct kvs_fs *fs, int root_fd, const char *path,
@@ -170,7 +216,7 @@ static int fault_stat_path(struct kvs_fs *fs, int root_fd, const char *path,
 {
     memset(out, 0, sizeof *out);
     PASS_OR_RETURN(fs, KVS_FS_STAT_PATH);
-    return inner(fs)->calls->stat_path(inner(fs), root_fd, path, out);
+    return keep_atime(fs, inner(fs)->calls->stat_path(inner(fs), root_fd, path, out), out);
 }
 
 static int fault_list(struct kvs_fs *fs, int root_fd, const char *path, kvs_fs_entry_fn entry,
@@ -254,6 +300,7 @@ static const struct kvs_fs_calls fault_calls = {
     .open_read = fault_open_read,
     .open_temp = fault_open_temp,
     .allocate = fault_allocate,
+    .direct_unit = fault_direct_unit,
     .link = fault_link,
     .rename = fault_rename,
     .unlink = fault_unlink,
@@ -339,4 +386,14 @@ void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t fr
 void kvs_fs_fault_set_history(struct kvs_fs *fs, struct kvs_history *history)
 {
     self(fs)->history = history;
+}
+
+void kvs_fs_fault_set_poor(struct kvs_fs *fs, uint32_t bits)
+{
+    __atomic_store_n(&self(fs)->poor, bits, __ATOMIC_RELAXED);
+}
+
+void kvs_fs_fault_set_direct_unit(struct kvs_fs *fs, int bytes)
+{
+    __atomic_store_n(&self(fs)->direct_unit, bytes, __ATOMIC_RELAXED);
 }

@@ -1,8 +1,8 @@
-# What kvstore/_core.pyx uses of csrc/testing/, for kvstore/testing.py.
+# The binding's view of csrc/testing/: virtual clock, fault engine, fault file system, raw reads.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from kvstore._kvs cimport kvs_clock, kvs_fs, kvs_io_engine
+from kvstore._kvs cimport kvs_clock, kvs_engine_choice, kvs_fs, kvs_io_engine
 
 cdef extern from "testing/history.h" nogil:
     struct kvs_history:
@@ -79,6 +79,8 @@ cdef extern from "testing/fs_fault.h" nogil:
     uint64_t kvs_fs_fault_calls(kvs_fs *fs, kvs_fs_call call)
     void kvs_fs_fault_set_space(kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
     void kvs_fs_fault_set_history(kvs_fs *fs, kvs_history *history)
+    void kvs_fs_fault_set_poor(kvs_fs *fs, uint32_t poor)
+    void kvs_fs_fault_set_direct_unit(kvs_fs *fs, int bytes)
 
 cdef extern from "testing/raw_read.h" nogil:
     struct kvs_raw_reader:
@@ -89,7 +91,8 @@ cdef extern from "testing/raw_read.h" nogil:
         int64_t ns
 
     int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                            uint32_t depth_max, uint64_t memory_bytes, kvs_raw_reader **out)
+                            uint32_t depth_max, uint64_t memory_bytes,
+                            kvs_engine_choice engine, kvs_raw_reader **out)
     int kvs_raw_reader_run(kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
                            kvs_raw_result *out)
     const char *kvs_raw_reader_engine(const kvs_raw_reader *reader)
