@@ -9,8 +9,10 @@ PYTHON ?= python3
 PROMPT_TOKENS ?=
 # How long each fuzzer runs.
 SECONDS ?= 60
-# Rounds of torture, minutes of soak, and further words for either (ARGS="--seed 7 --only 12").
-N ?= 100
+# Rounds of torture (100) and of each case of the crash matrix (10).
+N ?=
+# Seconds within which a crash comes, minutes of soak, further words for torture and soak.
+WITHIN ?= 3
 MINUTES ?= 30
 ARGS ?=
 
@@ -24,7 +26,7 @@ PROGRAMS := tools/c_programs.mk
 SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz torture soak bench dist format clean
+.PHONY: help setup demo test test-all fuzz torture soak crash bench dist format clean
 .PHONY: lint c-tests py-tests test-uring test-sanitizers test-threads test-user test-slow
 
 help:  ## List the targets
@@ -67,10 +69,13 @@ bench: setup  ## Run every benches/bench_*.py; figures are shares of this disk's
 	done; [ -n "$$found" ] || echo "no benches/bench_*.py yet"
 
 torture: setup  ## Kill -9 an owner and its peers in N=100 rounds, then look at what is left
-	@PYTHONPATH=. $(PY) -m tests.torture --rounds $(N) $(ARGS)
+	@PYTHONPATH=. $(PY) -m tests.torture --rounds $(or $(N),100) $(ARGS)
 
 soak: setup  ## The same crowd at work for MINUTES=30: memory, descriptors, leases stay flat
 	@PYTHONPATH=. $(PY) -m tests.torture.soak --minutes $(MINUTES) $(ARGS)
+
+crash: setup  ## Stop ext4 and xfs under load (root), N=10 rounds each, within WITHIN=3 s
+	@$(PY) -m pytest tests/test_crash_matrix.py --rounds $(or $(N),10) --seconds $(WITHIN) --timeout=0
 
 dist: setup  ## Build the wheel and try the README's example where there is no compiler
 	@tools/check_dist.sh $(PY)

@@ -262,16 +262,10 @@ static int posix_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     return 0;
 }
 
-static int posix_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
+static int posix_sync(struct kvs_fs *fs, int root_fd)
 {
     (void)fs;
-    const int fd = open_directory(root_fd, path);
-    if (fd < 0) {
-        return fd;
-    }
-    const int rc = kvs_fs_posix_result(fsync(fd));
-    close(fd);
-    return rc;
+    return kvs_fs_posix_result(syncfs(root_fd));
 }
 
 static int posix_sync_file(struct kvs_fs *fs, int fd)
@@ -302,7 +296,7 @@ static const struct kvs_fs_calls posix_calls = {
     .stat_path = posix_stat_path,
     .list = posix_list,
     .space = posix_space,
-    .sync_directory = posix_sync_directory,
+    .sync = posix_sync,
     .sync_file = posix_sync_file,
     .read_at = kvs_fs_posix_read_at,
     .write_at = kvs_fs_posix_write_at,

@@ -297,9 +297,8 @@ void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out);
 /* Abandons what was not committed. Sources stay the caller's duty until their tickets are done. */
 void kvs_writer_close(struct kvs_writer *writer);
 
-/* fsync of every directory that got a name since the last flush: with direct I/O the cells are on
- * the device already, and where O_DIRECT is refused each file was synced before it got its name.
- * Ticket result: 0 or -errno. */
+/* What is resident now survives a power cut, whoever put it: syncs the file system of each root,
+ * and with it what other programs wrote there. Ticket result: 0 or -errno. */
 int kvs_flush(struct kvs_store *store, struct kvs_ticket **out);
 
 /* What a store says of itself: counters, roots, pool. */

@@ -110,8 +110,9 @@ static int scan_bucket(struct kvs_root *root, struct kvs_namespace *ns, const ch
     return error;
 }
 
-/* Names that a dead process left in tmp/; ours are younger than an hour. The file system dates them
- * by the real wall clock: after a step the worst is that a put under way is dropped. */
+/* Names that a dead process left in a tmp/; ours are younger than an hour. One that was about to be
+ * linked has its valid-until for mtime, days ahead: there atime says when that was. The file system
+ * dates them by the real wall clock: after a step the worst is that a put under way is dropped. */
 static void sweep_temporaries(struct kvs_root *root, const char *directory)
 {
     struct kvs_fs *fs = root->store->fs;
@@ -122,7 +123,8 @@ static void sweep_temporaries(struct kvs_root *root, const char *directory)
     int64_t now_s = root->store->clock->wall_s(root->store->clock);
     for (uint32_t i = 0; i < names.count; i++) {
         snprintf(path, sizeof(path), "%s/%s", directory, names.list[i]);
-        if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 && stat.mtime_s + 3600 < now_s) {
+        if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 &&
+            (stat.mtime_s < now_s ? stat.mtime_s : stat.atime_s) + 3600 < now_s) {
             fs->calls->unlink(fs, root->fd, path);
         }
     }

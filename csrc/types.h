@@ -60,7 +60,6 @@ struct kvs_namespace {
     uint64_t largest_cell;
     char *description;
     uint8_t bucket_made[KVS_ROOTS_MAX][KVS_BUCKETS / 8];
-    uint8_t bucket_dirty[KVS_ROOTS_MAX][KVS_BUCKETS / 8]; /* names since the last flush */
     struct kvs_seen *seen[KVS_ROOTS_MAX]; /* scan.c: buckets as they were at the last look */
 };
 
@@ -252,7 +251,6 @@ struct kvs_store {
     uint64_t reserved_total;
     pthread_t copier, keeper;
     int copier_running, keeper_running;
-    int flushing;
     uint32_t put_count;
     struct kvs_put *puts, **puts_tail;
     pthread_cond_t put_ready, keeper_wake;

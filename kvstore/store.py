@@ -162,7 +162,11 @@ class Store:
         self._watch_clock()
 
     async def flush(self, timeout: Timeout = "60s") -> None:
-        """Makes everything published so far survive a power cut (fsync). TimeoutError, OSError."""
+        """Makes what is resident now survive a power cut, whoever put it; what is deleted stays so.
+
+        Syncs the whole file system of each root (`syncfs`), so it also waits for what other
+        programs wrote there. TimeoutError, OSError.
+        """
         await self._flush().finish(timeout)
 
     def flush_blocking(self, timeout: Timeout = "60s") -> None:
