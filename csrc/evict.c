@@ -6,7 +6,8 @@
  *
  * Invariants:
  *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes
- *      never exceeds capacity_bytes by what the owner writes.
+ *      never exceeds capacity_bytes by what the owner writes. What peers wrote counts from its
+ *      adoption on, and after each scan there is room again.
  *   2. Pinned extents are never chosen. Only the owner evicts.
  *   3. Every loop ends: each round unlinks something or stops.
  */
@@ -155,4 +156,14 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
             return -ENOSPC;
         }
     }
+}
+void kvs_room_restore(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    int over;
+    do {
+        kvs_lock(store);
+        over = root->is_owner && !store->closing && root->used_bytes > root->capacity_bytes;
+        kvs_unlock(store);
+    } while (over && kvs_evict_one(root, 0) == 0);
 }

@@ -1,7 +1,8 @@
 /*
  * keeper.c: what time does: the wall clock is followed, leases end, loads miss their deadlines,
  * extents expire, times are written back, what is paced goes on, the removal ring is saved, the
- * owner looks for peers' extents and scrubs, an `auto` peer tries for the lock.
+ * stores look for what other
+ * processes did, the owner scrubs, an `auto` peer tries for the lock.
  *
  * One thread per store, ten rounds a second; with manual_ticks only kvs_tick runs a round. It makes
  * no call of fs.h itself: those become jobs.

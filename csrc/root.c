@@ -195,10 +195,10 @@ static int lock_take(struct kvs_root *root, char *message, uint32_t message_byte
     return error;
 }
 
-int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
-                  const struct kvs_options *all, struct kvs_root *root, char *message,
-                  uint32_t message_bytes)
+struct kvs_root *kvs_root_add(struct kvs_store *store)
 {
+    struct kvs_root *root = &store->roots[store->root_count];
+    root->number = store->root_count++;
     root->store = store;
     root->lock_fd = -1;
     root->fd = -1;
@@ -208,6 +208,13 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     root->reads_tail = &root->reads;
     root->writes_tail = &root->writes;
     pthread_cond_init(&root->job_ready, NULL);
+    return root;
+}
+
+int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
+                  const struct kvs_options *all, struct kvs_root *root, char *message,
+                  uint32_t message_bytes)
+{
     snprintf(root->path, sizeof(root->path), "%s", options->path);
     root->fd = store->fs->calls->open_root(store->fs, options->path, 1);
     if (root->fd < 0) {

@@ -212,13 +212,19 @@ void kvs_scan_job(struct kvs_root *root, void *argument)
     kvs_deletes_resume_locked(store);
     pthread_cond_broadcast(&store->changed);
     kvs_unlock(store);
+    kvs_room_restore(root);
 }
 
 static void rescan_job(struct kvs_root *root, void *argument)
 {
     (void)argument;
-    look(root);
+    kvs_unnamed_forget(root);
+    if (root->is_owner) {
+        look(root);
+    }
+    kvs_room_restore(root);
     kvs_lock(root->store);
+    root->rescan_ns = kvs_store_now_ns(root->store);
     root->rescanning = 0;
     kvs_deletes_resume_locked(root->store);
     kvs_unlock(root->store);
@@ -226,7 +232,7 @@ static void rescan_job(struct kvs_root *root, void *argument)
 
 void kvs_look_soon_locked(struct kvs_root *root)
 {
-    if (root->is_owner && !root->warming && !root->rescanning) {
+    if (!root->warming && !root->rescanning) {
         root->rescanning = kvs_job_add_locked(root, rescan_job, NULL, 0) == 0;
     }
 }

@@ -24,6 +24,8 @@
 #include "types.h"
 
 /* ---- store.c ---- */
+/* All of a store but its pool, its roots and its threads; kvs_store_drop frees it. */
+int kvs_store_new(const struct kvs_options *options, struct kvs_store **out);
 void kvs_store_hold(struct kvs_store *store);
 void kvs_store_drop(struct kvs_store *store);
 int kvs_store_check(const struct kvs_store *store); /* 0, -ESHUTDOWN or -ECHILD */
@@ -149,7 +151,13 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
 /* Closes files beyond the cache's limit; file workers only. */
 void kvs_files_trim(struct kvs_store *store);
 
+/* ---- unnamed.c ---- */
+/* File workers: lets go of open files that another process unlinked. */
+void kvs_unnamed_forget(struct kvs_root *root);
+
 /* ---- root.c, probe.c and jobs.c ---- */
+/* The next root of the store, with nothing open. */
+struct kvs_root *kvs_root_add(struct kvs_store *store);
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
                   const struct kvs_options *all, struct kvs_root *root, char *message,
                   uint32_t message_bytes);
@@ -173,6 +181,9 @@ void kvs_wake_all(struct kvs_store *store);
 /* A job for when the pace allows it: gives `bytes` back to the file system. */
 int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                             void *argument, uint64_t bytes);
+/* A close: a slow job when it is the last of an unlinked file of `bytes`. */
+int kvs_job_add_close_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
+                             void *argument, uint64_t bytes);
 struct kvs_job *kvs_slow_take_locked(struct kvs_root *root);
 /* File workers: runs one slow job at once; 0: there is none. */
 int kvs_slow_hurry(struct kvs_root *root);
@@ -209,6 +220,13 @@ uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct 
 void kvs_deletes_resume_locked(struct kvs_store *store);
 
 /* ---- lease.c ---- */
+int kvs_pins_add_locked(struct kvs_pins *pins, struct kvs_extent *extent); /* 0 or -ENOMEM */
+/* The leading extents of keys[first..end) that the index knows. 0 or -ENOMEM. */
+int kvs_pins_add_chain_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                              const struct kvs_key *keys, uint64_t first, uint64_t end,
+                              struct kvs_pins *pins);
+void kvs_pins_drop_locked(struct kvs_store *store, struct kvs_pins *pins); /* for use again */
+void kvs_pins_end_locked(struct kvs_store *store, struct kvs_pins *pins);
 void kvs_lease_expire_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_lease_drop_locked(struct kvs_lease *lease);
 
@@ -250,6 +268,12 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
                     char *path);
 /* The directory is not there (any more). */
 void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key);
+/* The next run of keys[*at..count) that is not resident and crosses no multiple of `grid`: its
+ * length, and *at behind it; 0: there is no other. Resident blocks on the way are renewed and added
+ * to *resident. */
+uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                 const struct kvs_key *keys, uint64_t count, uint64_t grid,
+                                 int class_number, uint64_t *at, uint64_t *resident);
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
@@ -274,6 +298,8 @@ void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 int kvs_evict_one(struct kvs_root *root, int force);
 void kvs_count_removed_locked(struct kvs_store *store, const struct kvs_extent *extent,
                               enum kvs_reason reason);
+/* File workers: evicts until the budget holds, after others' extents were adopted. */
+void kvs_room_restore(struct kvs_root *root);
 
 /* ---- leave.c ---- */
 /* Forgets a live extent. kvs_leave must follow; if it cannot be queued, the file stays until

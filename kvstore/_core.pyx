@@ -583,6 +583,9 @@ cdef int one_key(bytes key) except -1:
     return 0
 
 
+include "_replay.pxi"
+
+
 cdef class Lease(Handle):
     cdef kvs_lease *handle
     cdef readonly Cache cache

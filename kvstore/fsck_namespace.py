@@ -22,6 +22,16 @@ def is_namespace(entry: Entry) -> bool:
     return entry.is_directory and _NAMESPACE.fullmatch(entry.name) is not None
 
 
+def is_bucket(entry: Entry) -> bool:
+    return entry.is_directory and _BUCKET.fullmatch(entry.name) is not None
+
+
+def key_of_name(name: str) -> str:
+    """The key in hex that an extent's file is named by; "" when it is no such name."""
+    found = _EXTENT.fullmatch(name)
+    return found[1] if found else ""
+
+
 def check_namespace(run: Run, checker: Checker, entry: Entry) -> None:
     """Everything below it; adds its sums to the report."""
     run.check_mode(entry)
@@ -31,7 +41,7 @@ def check_namespace(run: Run, checker: Checker, entry: Entry) -> None:
     run.report.namespaces.append(space)
     tags = array("Q")
     for inner in found:
-        if _BUCKET.fullmatch(inner.name) and inner.is_directory:
+        if is_bucket(inner):
             _check_bucket(run, checker, space, layout, inner, tags)
         elif inner.name == "tmp" and inner.is_directory:
             run.check_mode(inner)
@@ -80,13 +90,13 @@ def _check_bucket(
     if not found and len(run.report.findings) == unread:
         run.found("empty-bucket", bucket.path, fix=run.remove_directory)
     for entry in found:
-        name = _EXTENT.fullmatch(entry.name)
-        if not name:
+        key = key_of_name(entry.name)
+        if not key:
             run.other(entry)
             run.found("foreign", entry.path)
             continue
         run.extents += 1
-        _check_extent(run, checker, space, layout, entry, bytes.fromhex(name[1]), tags)
+        _check_extent(run, checker, space, layout, entry, bytes.fromhex(key), tags)
         run.progress(run.extents, run.report.read_bytes)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from kvstore import _core
 
 START_WALL_S = 1_700_000_000
+_KILL = 4096  # KVS_FS_FAULT_KILL
 
 
 class Fault(IntEnum):
@@ -154,6 +155,10 @@ class FaultFiles:
     def add(self, call: FileCall, error: int, *, skip: int = 0, count: int = 1) -> None:
         """error: positive errno; 0: the call is dropped but reports success."""
         self.core.add(call, error, skip, count)
+
+    def kill(self, call: FileCall, *, skip: int = 0) -> None:
+        """SIGKILL ends the process just before the call, after `skip` of its kind."""
+        self.core.add(call, _KILL, skip, 1)
 
     def clear(self) -> None:
         self.core.clear()

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -63,6 +64,9 @@ static int judge(struct kvs_fs *fs, enum kvs_fs_call call)
             continue;
         }
         planned->fired++;
+        if (planned->fault.error == KVS_FS_FAULT_KILL) {
+            raise(SIGKILL);
+        }
         verdict = -planned->fault.error; /* DROP is 0 */
     }
     pthread_mutex_unlock(&fault_fs->mutex);

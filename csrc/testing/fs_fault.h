@@ -38,10 +38,11 @@ enum kvs_fs_call {
 };
 
 enum { KVS_FS_FAULT_PLAN = 64 };
+enum { KVS_FS_FAULT_KILL = 4096 }; /* as `error`: SIGKILL ends the process before the call */
 
 struct kvs_fs_fault {
     enum kvs_fs_call call;
-    int error;      /* positive errno; 0: the call is dropped but reports success */
+    int error;      /* positive errno; 0: the call is dropped but reports success; or below */
     uint64_t skip;  /* matching calls let through before it fires */
     uint64_t count; /* how often it fires, 0: for ever */
 };
