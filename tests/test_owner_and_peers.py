@@ -60,10 +60,11 @@ def test_peers_files_count_from_adoption_and_are_evicted_like_ours(
         kv = owner.cache(LAYOUT)
         ours = fill(kv, ["ours"], clock)
         fill(peer.cache(LAYOUT), range(6), clock)
-        assert owner.info().roots[0].used_bytes == full_extent_bytes, "not met yet"
+        assert owner.info().roots[0].used_bytes < physical_bytes(tmp_path), "not met yet"
         looked(owner, clock)
         eventually(
-            lambda: owner.info().roots[0].used_bytes == capacity, "adopted, and evicted to fit"
+            lambda: owner.info().roots[0].used_bytes == physical_bytes(tmp_path) <= capacity,
+            "adopted, and evicted to fit",
         )
         clock.advance(61)
         put(kv, chain_named(kv, "next"))
@@ -158,7 +159,7 @@ def test_an_auto_peer_evicts_once_it_has_taken_over(tmp_path: Path, full_extent_
         eventually(took_over, "the lock is free")
         eventually(lambda: not auto.info().roots[0].warming, "the scan ended")
         eventually(
-            lambda: auto.info().roots[0].used_bytes == physical_bytes(tmp_path) == capacity,
+            lambda: auto.info().roots[0].used_bytes == physical_bytes(tmp_path) <= capacity,
             "it knows all that is there, and made room",
         )
         assert put(kv, chain_named(kv, "of the owner")) == GRID
