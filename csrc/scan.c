@@ -230,7 +230,7 @@ static void rescan_job(struct kvs_root *root, void *argument)
     (void)argument;
     kvs_unnamed_forget(root);
     kvs_lock(root->store);
-    int looks = root->is_owner && !root->warming; /* one that has just taken over is at it already */
+    int looks = root->is_owner && !root->warming; /* who has just taken over is at it already */
     kvs_unlock(root->store);
     if (looks) {
         look(root);
