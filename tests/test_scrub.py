@@ -64,7 +64,11 @@ def scrubbing(
         finally:
             device.clear()
             device.release_stalled()
-            until(lambda: closable(simulation))
+            with ThreadPoolExecutor(1) as pool:
+                # The end of one read begins the next, up to the close: time has to go on during it.
+                closed = pool.submit(store.close_blocking)
+                until(lambda: clock.advance(1) or closed.done())
+                closed.result()
 
 
 def closable(simulation: Simulated) -> bool:
