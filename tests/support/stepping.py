@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
@@ -42,6 +43,10 @@ def run_in(kind: str, coroutine: Coroutine[Any, Any, T]) -> T:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+
+
+with contextlib.suppress(pytest.skip.Exception):
+    run_in("uvloop", asyncio.sleep(0))  # the first one makes a pipe for all, and keeps it
 
 
 class Stepped:
