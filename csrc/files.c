@@ -333,10 +333,11 @@ static void open_job(struct kvs_root *root, void *argument)
         file = NULL;
     } else if (!reason) {
         reason = store->closing ? KVS_REASON_CLOSED : KVS_REASON_EVICTED;
-    } else if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
+    } else if (reason == KVS_REASON_DAMAGED) {
         kvs_quarantine_locked(store, extent);
-    } else if (reason == KVS_REASON_ABSENT) {
-        /* Another process or an operator removed it: its bytes are free already. */
+    } else if (reason == KVS_REASON_ABSENT || reason == KVS_REASON_FOREIGN) {
+        /* Another process or an operator removed it: its bytes are free already. What has its name
+         * by now may be as good: whoever meets it there judges. */
         kvs_room_refund_locked(root, extent->physical_bytes);
         extent->physical_bytes = 0;
         kvs_extent_forget_locked(store, extent, KVS_REASON_EVICTED);

@@ -117,9 +117,9 @@ class Bridges:
     def __init__(self, store: _core.Store) -> None:
         self._store = store
         self._lock = threading.RLock()
-        self._by_loop: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, weakref.ref[Bridge]
-        ] = weakref.WeakKeyDictionary()
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Bridge]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def running(self) -> Bridge:
         """The bridge of the running loop; RuntimeError without one."""
@@ -210,7 +210,7 @@ async def readable(fd: int) -> None:
 
 
 async def in_thread(function: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-    """Runs what blocks (open, close) on a thread of its own. If the waiter is cancelled, or its loop
+    """Runs what blocks (open, close) on a thread of its own. If the waiter is cancelled or its loop
     closed, it runs on and `undo` gets its result."""
     running: concurrent.futures.Future[T] = concurrent.futures.Future()
     running.set_running_or_notify_cancel()  # a waiter that leaves early must not take it along

@@ -1,115 +1,32 @@
-"""What is given up on: timeouts at every await, objects that are dropped without a word, stores that
-are collected, loops that take over from closed ones. Nothing hangs, nothing stays held.
-
-The device stalls every operation until the test lets go, so that all of it happens in flight.
+"""What is given up on: timeouts at every await, and objects that are dropped without a word, all of
+it in flight. Nothing hangs, nothing stays held.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from kvstore import Cache, Chain, Miss, Pages, Store, alloc
-from kvstore.store import open_blocking
-from kvstore.testing import Fault, FaultDevice, FaultFiles, FileCall, Injection, VirtualClock
-from tests.support.census import Held, assert_no_more_than, assert_nothing_held, nothing_left
-from tests.support.stepping import LOOPS, left_at, new_loop, run_in
-from tests.support.stores import (
-    LAYERS,
-    PART_BYTES,
-    Cells,
-    cells_of,
-    check_load,
-    fork,
-    layout,
-    opened,
-    prompt,
-    reads_in_flight,
-    until,
-    write,
-)
-
-BLOCKS = 3
-POOL = "16MiB"
-
-
-@dataclass
-class Stalled:
-    """A store whose device completes nothing until `let_go`; one prompt is stored."""
-
-    store: Store
-    device: FaultDevice
-    clock: VirtualClock
-    chain: Chain
-    cells: Cells
-
-    @property
-    def kv(self) -> Cache:
-        return self.store.cache(layout())
-
-    @property
-    def block(self) -> bytes:
-        return b"".join(parts["latent"][0].tobytes() for parts in self.cells)
-
-    def fresh(self, seed: int) -> Chain:
-        return self.kv.keys(prompt(1, seed))
-
-    def hold(self) -> None:
-        self.store.drop_ram()
-        self.device.add(Fault.STALL, count=0)
-
-    def let_go(self) -> None:
-        self.device.clear()
-        self.device.release_stalled()
-
-    def works(self) -> None:
-        """Exact bytes, and nothing held but by us."""
-        self.let_go()
-        self.store.drop_ram()
-        check_load_closed(self)
-        assert_nothing_held(self.store)
-
-
-def check_load_closed(place: Stalled) -> None:
-    with place.kv.load(place.kv.match(place.chain)) as load:
-        check_load(load, place.cells, BLOCKS)
+from kvstore import Miss, Pages, alloc
+from tests.support.census import assert_nothing_held, nothing_left
+from tests.support.stalled import BLOCKS, POOL, Stalled, stalled
+from tests.support.stepping import LOOPS, late, run_in
+from tests.support.stores import LAYERS, PART_BYTES, layout, opened, prompt, reads_in_flight, until
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Stalled]:
-    clock = VirtualClock()
-    device = FaultDevice(clock)
-    with opened(tmp_path, pool=POOL, _testing=Injection(clock=clock, devices=[device])) as store:
-        yield stall(store, device, clock)
-        if not store.core.closed:
-            device.clear()
-            device.release_stalled()
-
-
-def stall(store: Store, device: FaultDevice, clock: VirtualClock) -> Stalled:
-    kv = store.cache(layout())
-    ready = Stalled(store, device, clock, kv.keys(prompt(BLOCKS)), cells_of(layout(), BLOCKS))
-    assert write(kv, ready.chain, ready.cells) == BLOCKS
-    ready.hold()
-    return ready
+    with stalled(tmp_path) as place:
+        yield place
 
 
 # ---- timeouts ------------------------------------------------------------------------------------
-
-
-async def late(awaitable: Awaitable[object]) -> None:
-    with pytest.raises((TimeoutError, asyncio.TimeoutError)):
-        await awaitable
 
 
 @pytest.mark.parametrize("kind", LOOPS)
@@ -288,7 +205,7 @@ def test_what_is_dropped_in_flight_gives_everything_back(
     place: Stalled, drop: Callable[[Stalled], None]
 ) -> None:
     place.let_go()
-    check_load_closed(place)
+    place.check_bytes()
     place.hold()
     with nothing_left():
         for _ in range(3):
@@ -309,174 +226,4 @@ def test_a_lease_that_runs_out_while_it_is_held_gives_its_pins_back(place: Stall
     assert not lease.alive
     assert place.store.stats().leases == 0
     lease.release()
-    place.works()
-
-
-# ---- loops that end ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", LOOPS)
-@pytest.mark.parametrize("collected", [False, True])
-def test_a_wait_of_a_closed_loop_can_be_taken_over_by_another(
-    place: Stalled, kind: str, collected: bool
-) -> None:
-    """By one that has waited before, too: it has no reason to look round for closed loops."""
-    load = place.kv.load(place.kv.match(place.chain), deadline="1000d")
-    second = new_loop(kind)
-    second.run_until_complete(late(load.layer(1, timeout=0.001)))
-    first = new_loop(kind)
-    first.run_until_complete(late(load.layer(0, timeout=0.001)))
-    first.close()
-    if collected:
-        del first
-        gc.collect()
-    waiter = second.create_task(load.layer(0))
-    second.call_soon(place.let_go)
-    layer = second.run_until_complete(asyncio.wait_for(waiter, 60))
-    assert layer.blocks == BLOCKS
-    load.close()
-    second.close()
-
-
-@pytest.mark.parametrize("kind", LOOPS)
-def test_a_store_closes_beside_closed_idle_and_running_loops(tmp_path: Path, kind: str) -> None:
-    clock = VirtualClock()
-    device = FaultDevice(clock)
-    before = Held.now()
-    idle = new_loop(kind)
-    store = open_blocking(tmp_path, pool=POOL, _testing=Injection(clock=clock, devices=[device]))
-    place = stall(store, device, clock)
-    load = place.kv.load(place.kv.match(place.chain), deadline="1000d")
-    closed = new_loop(kind)
-    for loop, layer in ((closed, 0), (idle, 1)):
-        loop.run_until_complete(late(load.layer(layer, timeout=0.001)))
-    closed.close()  # it is referred to: its futures are there, and can tell nobody
-
-    async def scenario() -> None:
-        waiting = asyncio.ensure_future(load.layer(2))
-        await asyncio.sleep(0)
-        closing = asyncio.ensure_future(store.close())
-        assert (await waiting).reason == "closed"
-        place.let_go()
-        await closing
-
-    run_in(kind, scenario())
-    idle.run_until_complete(asyncio.sleep(0))
-    idle.close()
-    del load, idle, closed, loop
-    assert_no_more_than(before)
-
-
-# ---- stores that are dropped ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", LOOPS)
-@pytest.mark.filterwarnings("ignore:a kvstore.Store was not closed:ResourceWarning")
-def test_a_store_that_is_collected_while_loads_run_ends_them_and_gives_everything_back(
-    tmp_path: Path, kind: str
-) -> None:
-    """The loop goes on: it must not keep the dropped store's queue and pool."""
-
-    async def scenario() -> None:
-        await asyncio.to_thread(int)
-        before = Held.now()
-        for _ in range(3):
-            clock = VirtualClock()
-            device = FaultDevice(clock)
-            injection = Injection(clock=clock, devices=[device])
-            place = stall(open_blocking(tmp_path, pool=POOL, _testing=injection), device, clock)
-            load = place.kv.load(place.kv.match(place.chain), deadline="1000d")
-            writer = place.kv.writer(place.fresh(1))
-            put = writer.put(0, (0, 1), [np.zeros((1, PART_BYTES), np.uint8)])
-            waiting = asyncio.ensure_future(load.layer(0))
-            await asyncio.sleep(0)
-            del place
-            gc.collect()
-            assert (await waiting).reason == "closed"
-            assert await put in (0, 1)
-            device.clear()
-            device.release_stalled()
-            del load, writer, put, waiting
-            await asyncio.to_thread(open_when_free, tmp_path)
-        del clock, device, injection
-        await asyncio.sleep(0)
-        assert_no_more_than(before)
-
-    run_in(kind, scenario())
-
-
-def open_when_free(root: Path) -> None:
-    for thread in threading.enumerate():
-        if thread.name == "kvstore-close":
-            thread.join(60)
-    open_blocking(root, pool=POOL).close_blocking()
-
-
-# ---- fork ----------------------------------------------------------------------------------------
-
-
-def test_a_child_forked_while_another_thread_closes_does_not_hang(tmp_path: Path) -> None:
-    """The locks that the thread held are held for ever in the child."""
-    clock = VirtualClock()
-    device = FaultDevice(clock)
-    store = open_blocking(tmp_path, pool=POOL, _testing=Injection(clock=clock, devices=[device]))
-    place = stall(store, device, clock)
-    kv, chain = place.kv, place.chain
-    load = kv.load(kv.match(chain), deadline="1000d")
-    until(lambda: reads_in_flight(device))
-    closing = threading.Thread(target=store.close_blocking)
-    closing.start()
-    until(lambda: store.core.closed)
-    pid = fork()
-    if pid == 0:
-        try:
-            store.close_blocking()
-            run_in("asyncio", store.close())
-            store.cache(layout())
-            load.close()
-            del load, kv, place
-            gc.collect()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    until(lambda: os.waitpid(pid, os.WNOHANG) == (pid, 0), 60)
-    place.let_go()
-    closing.join(60)
-    assert not closing.is_alive()
-    assert load.wait(0).reason == "closed"
-    load.close()
-    with opened(tmp_path, pool=POOL, _testing=Injection(clock=clock)) as again:
-        kv = again.cache(layout())
-        with kv.load(kv.find_blocking(chain)) as whole:
-            check_load(whole, place.cells, BLOCKS)
-
-
-def test_a_fork_with_everything_in_flight_changes_nothing_for_the_parent(place: Stalled) -> None:
-    kv = place.kv
-    memory = [alloc(BLOCKS * PART_BYTES) for _ in range(LAYERS)]
-    into = Pages.contiguous({"latent": memory})
-    loads = [kv.load(kv.match(place.chain), deadline="1000d") for _ in range(3)]
-    direct = kv.load(kv.match(place.chain), into=into, deadline="1000d")
-    writer = kv.writer(place.fresh(1))
-    for index, parts in enumerate(place.cells):
-        writer.put(index, (0, 1), [parts["latent"][:1]])
-    commit = writer._commit()
-    until(lambda: reads_in_flight(place.device))
-    pid = fork()
-    if pid == 0:
-        del loads, direct, writer, commit
-        gc.collect()
-        place.store.close_blocking()
-        os._exit(0)
-    until(lambda: os.waitpid(pid, os.WNOHANG) == (pid, 0), 60)
-    place.let_go()
-    assert commit.wait("60s") == 1
-    for load in loads:
-        check_load(load, place.cells, BLOCKS)
-        load.close()
-    assert direct.wait(LAYERS - 1).blocks == BLOCKS
-    assert direct.wait_drained("60s")
-    for layer, target in enumerate(memory):
-        assert np.array_equal(target.reshape(BLOCKS, -1), place.cells[layer]["latent"])
-    direct.close()
     place.works()

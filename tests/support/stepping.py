@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -49,8 +49,13 @@ with contextlib.suppress(pytest.skip.Exception):
     run_in("uvloop", asyncio.sleep(0))  # the first one makes a pipe for all, and keeps it
 
 
+async def late(awaitable: Awaitable[object]) -> None:
+    with pytest.raises((TimeoutError, asyncio.TimeoutError)):
+        await awaitable
+
+
 class Stepped:
-    """Awaits a coroutine; when that is suspended for the n-th time (the first is 0), calls `act`."""
+    """Awaits a coroutine; calls `act` when that is suspended for the n-th time (the first is 0)."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], n: int, act: Callable[[], None]):
         self.coroutine = coroutine
