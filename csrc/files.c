@@ -16,8 +16,7 @@
 
 #include "store.h"
 
-/* What an errno of the metadata waist means for whoever asked for the block. */
-static enum kvs_reason reason_of_errno(int error)
+enum kvs_reason kvs_reason_of_errno(int error)
 {
     switch (-error) {
     case ENOENT:
@@ -28,8 +27,12 @@ static enum kvs_reason reason_of_errno(int error)
     case EINVAL:  /* not a regular file */
     case ELOOP:   /* a symbolic link */
     case ENXIO:   /* a socket */
+    case ENODEV:
     case EISDIR:
         return KVS_REASON_DAMAGED;
+    case EACCES: /* another user's */
+    case EPERM:
+        return KVS_REASON_FOREIGN;
     default:
         return KVS_REASON_IO_ERROR;
     }
@@ -54,14 +57,14 @@ enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd
     struct kvs_fs *fs = root->store->fs;
     int opened = fs->calls->open_read(fs, root->fd, path);
     if (opened < 0) {
-        return reason_of_errno(opened);
+        return kvs_reason_of_errno(opened);
     }
     uint8_t page[KVS_FORMAT_PAGE_BYTES];
     int error = fs->calls->stat_fd(fs, opened, stat);
     if (!error) {
         error = fs->calls->read_at(fs, opened, page, sizeof(page), 0);
     }
-    enum kvs_reason reason = error ? reason_of_errno(error) : KVS_REASON_NONE;
+    enum kvs_reason reason = error ? kvs_reason_of_errno(error) : KVS_REASON_NONE;
     if (!reason) {
         reason = reason_of_verdict(kvs_format_decode_page(page, sizeof(page), header));
     }
@@ -115,7 +118,7 @@ static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespa
     enum kvs_reason reason = KVS_REASON_IO_ERROR;
     if (cell_bytes && buffer) {
         int error = fs->calls->read_at(fs, fd, buffer, header->header_bytes, 0);
-        reason = error ? reason_of_errno(error)
+        reason = error ? kvs_reason_of_errno(error)
                        : reason_of_verdict(
                              kvs_format_decode_rest(buffer, header, cell_bytes, file->checksums));
     }
@@ -123,7 +126,7 @@ static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespa
         uint32_t header_bytes;
         uint64_t file_bytes;
         if (memcmp(cell_bytes, ns->cell_bytes, ns->layer_count * sizeof(*cell_bytes)) != 0) {
-            reason = KVS_REASON_FOREIGN;
+            reason = KVS_REASON_DAMAGED; /* it says that it is of our layout, and is not */
         } else if (kvs_format_geometry(ns->layer_count, cell_bytes, header->block_count, 0,
                                        &header_bytes, file->region_offsets, &file_bytes) < 0) {
             reason = KVS_REASON_DAMAGED;
@@ -145,7 +148,7 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
     struct kvs_file *file = NULL;
     if (memcmp(header->fingerprint, ns->fingerprint, sizeof(ns->fingerprint)) != 0 ||
         header->layer_count != ns->layer_count || header->block_tokens != ns->block_tokens) {
-        return KVS_REASON_FOREIGN;
+        return KVS_REASON_DAMAGED; /* not what its name says */
     }
     if (file_alloc(header, &file) < 0) {
         return KVS_REASON_IO_ERROR;
@@ -184,7 +187,7 @@ static void let_go(struct kvs_store *store, struct kvs_file *file)
     if (!file->extent && file->refs == 0) {
         kvs_list_remove(&file->lru);
         store->file_count--;
-        kvs_job_add_locked(file->root, close_job, file, 0);
+        kvs_job_add_close_locked(file->root, close_job, file, file->charged_bytes);
     }
 }
 
@@ -295,7 +298,17 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
     return 0;
 }
 
-/* Opened for an extent that the index knows: the header must still be the one it was made from. */
+/* Not the extent that the index knows: another one has its name. */
+static int replaced(const struct kvs_extent *extent, const struct kvs_extent_header *header)
+{
+    int differs = header->block_count != extent->block_count;
+    for (uint32_t i = 0; !differs && i < header->block_count; i++) {
+        differs = kvs_tag(extent->ns, &header->keys[i]) != extent->tags[i];
+    }
+    return differs;
+}
+
+/* Opened for an extent that the index knows. ABSENT: its file is gone, perhaps for another one. */
 static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *extent,
                                   struct kvs_file **out)
 {
@@ -308,12 +321,15 @@ static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *exte
     }
     kvs_path_of(extent->ns, &extent->name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
-    if (!reason && (header->block_count != extent->block_count ||
-                    memcmp(&header->keys[extent->named], &extent->name, KVS_KEY_BYTES) != 0)) {
-        reason = KVS_REASON_FOREIGN;
-    }
     if (!reason) {
         reason = kvs_file_open(root, extent->ns, fd, header, out);
+    }
+    if (!reason && replaced(extent, header)) {
+        /* Another whole extent: good under this name if it holds it, and not the one we know. */
+        reason = kvs_header_has_key(header, &extent->name) ? KVS_REASON_ABSENT : KVS_REASON_DAMAGED;
+        kvs_file_discard(*out); /* and fd with it */
+        *out = NULL;
+        fd = -1;
     }
     if (reason && fd >= 0) {
         root->store->fs->calls->close(root->store->fs, fd);
@@ -326,6 +342,8 @@ static void open_job(struct kvs_root *root, void *argument)
 {
     struct kvs_store *store = root->store;
     struct kvs_extent *extent = argument;
+    struct kvs_namespace *ns = extent->ns;
+    struct kvs_key name = extent->name;
     struct kvs_file *file = NULL;
     enum kvs_reason reason = open_known(root, extent, &file);
     kvs_lock(store);
@@ -336,11 +354,11 @@ static void open_job(struct kvs_root *root, void *argument)
     } else if (reason == KVS_REASON_DAMAGED) {
         kvs_quarantine_locked(store, extent);
     } else if (reason == KVS_REASON_ABSENT || reason == KVS_REASON_FOREIGN) {
-        /* Another process or an operator removed it: its bytes are free already. What has its name
-         * by now may be as good: whoever meets it there judges. */
+        /* Another process or an operator removed or replaced it: its bytes are free already. */
         kvs_room_refund_locked(root, extent->physical_bytes);
         extent->physical_bytes = 0;
-        kvs_extent_forget_locked(store, extent, KVS_REASON_EVICTED);
+        kvs_extent_forget_locked(store, extent,
+                                 reason == KVS_REASON_ABSENT ? KVS_REASON_EVICTED : reason);
     }
     extent->opening = 0;
     store->files_opening--;
@@ -350,6 +368,12 @@ static void open_job(struct kvs_root *root, void *argument)
     kvs_unlock(store);
     if (file) {
         kvs_file_discard(file);
+    }
+    struct kvs_extent *found;
+    if (reason == KVS_REASON_ABSENT && kvs_adopt(root, ns, &name, 0, &found) == KVS_REASON_NONE) {
+        kvs_lock(store);
+        kvs_extent_unpin_locked(store, found);
+        kvs_unlock(store);
     }
     kvs_files_trim(store); /* at once: a queued close would wait behind hundreds of opens */
 }

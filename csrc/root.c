@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "root_files.h"
 #include "store.h"
 
 enum { LOCK_TRIES = 4 };
@@ -21,34 +22,17 @@ static const char identity[] = "root.json";
 
 /* ---- identity ---- */
 
-static int uuid_parse(const char *text, uint8_t *uuid)
-{
-    const char *at = strstr(text, "\"uuid\": \"");
-    if (!at) {
-        return -EINVAL;
-    }
-    at += strlen("\"uuid\": \"");
-    for (int i = 0; i < 16; i++) {
-        unsigned byte;
-        if (sscanf(at + 2 * i, "%2x", &byte) != 1) {
-            return -EINVAL;
-        }
-        uuid[i] = (uint8_t)byte;
-    }
-    return 0;
-}
-
 static int identity_read(struct kvs_root *root)
 {
     struct kvs_fs *fs = root->store->fs;
-    char text[4097] = "";
+    char text[4096];
     int fd = fs->calls->open_read(fs, root->fd, identity);
     if (fd < 0) {
         return fd;
     }
-    int error = fs->calls->read_at(fs, fd, text, 4096, 0);
+    int error = fs->calls->read_at(fs, fd, text, sizeof(text), 0);
     fs->calls->close(fs, fd);
-    return error ? error : uuid_parse(text, root->uuid);
+    return error ? error : kvs_uuid_from_text(text, sizeof(text), root->uuid);
 }
 
 static int identity_write(struct kvs_root *root)
@@ -82,11 +66,17 @@ static int identity_write(struct kvs_root *root)
     return error == -EEXIST ? identity_read(root) : error;
 }
 
-/* Only an owner writes one. A peer that comes before it, and an owner that cannot, take the path
- * for it: lookups probe every root, so this costs a probe, not a block. */
+/* Only an owner writes one, also in place of a damaged one. A peer that comes before it, and an
+ * owner that cannot, take the path for it: lookups probe every root, so this costs a probe, not a
+ * block. */
 static void identity_take(struct kvs_root *root)
 {
-    if (identity_read(root) < 0 && (!root->is_owner || identity_write(root) < 0)) {
+    int error = identity_read(root);
+    if (root->is_owner && kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
+        kvs_quarantine_move(root, identity);
+    }
+    if (error < 0 && (!root->is_owner || identity_write(root) < 0)) {
+        memset(root->uuid, 0, sizeof(root->uuid));
         for (size_t i = 0; root->path[i]; i++) {
             root->uuid[i % 16] = (uint8_t)(root->uuid[i % 16] * 31 + root->path[i]);
         }
@@ -131,6 +121,7 @@ int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes
     root->warming = 1;
     kvs_unlock(root->store);
     kvs_quarantine_count(root);
+    kvs_removed_load(root);
     return 0;
 }
 
@@ -192,6 +183,9 @@ static int lock_take(struct kvs_root *root, char *message, uint32_t message_byte
                  "%s has an owner already (%s): open it with role=\"peer\" or \"auto\", or close "
                  "the other process",
                  root->path, holder);
+    } else if (kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
+        snprintf(message, message_bytes,
+                 "%s/owner.lock is not a regular file: remove it and open again", root->path);
     } else if (error) {
         snprintf(message, message_bytes,
                  "cannot lock %s/owner.lock: %s; the owner needs to write this directory, "
@@ -201,10 +195,10 @@ static int lock_take(struct kvs_root *root, char *message, uint32_t message_byte
     return error;
 }
 
-int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
-                  const struct kvs_options *all, struct kvs_root *root, char *message,
-                  uint32_t message_bytes)
+struct kvs_root *kvs_root_add(struct kvs_store *store)
 {
+    struct kvs_root *root = &store->roots[store->root_count];
+    root->number = store->root_count++;
     root->store = store;
     root->lock_fd = -1;
     root->fd = -1;
@@ -214,6 +208,13 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     root->reads_tail = &root->reads;
     root->writes_tail = &root->writes;
     pthread_cond_init(&root->job_ready, NULL);
+    return root;
+}
+
+int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
+                  const struct kvs_options *all, struct kvs_root *root, char *message,
+                  uint32_t message_bytes)
+{
     snprintf(root->path, sizeof(root->path), "%s", options->path);
     root->fd = store->fs->calls->open_root(store->fs, options->path, 1);
     if (root->fd < 0) {
@@ -281,7 +282,6 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
         kvs_lock(root->store);
         error = kvs_job_add_locked(root, kvs_scan_job, NULL, 0);
         kvs_unlock(root->store);
-        kvs_removed_load(root);
     }
     return error;
 }
@@ -318,6 +318,8 @@ void kvs_root_close(struct kvs_root *root)
     }
     root->fd = root->lock_fd = -1;
     root->is_owner = 0;
+    free(root->removals);
+    root->removals = NULL;
     free(root->slots);
     root->slots = root->free_slot = NULL;
 }
