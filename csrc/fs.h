@@ -102,7 +102,7 @@ struct kvs_fs_calls {
     /* An exclusive lock held by this process, not inherited by fork, gone when it dies. 0 and
      * *lock_fd, or -EBUSY with the holder's description (its pid and what it wrote) in `holder`. A
      * second lock of the same file by this process is -EBUSY too. The file is created, never
-     * removed, and must not be opened by other means: closing it would drop the lock. */
+     * removed. */
     int (*lock)(struct kvs_fs *fs, int root_fd, const char *path, char *holder,
                 uint32_t holder_bytes, int *lock_fd);
     void (*unlock)(struct kvs_fs *fs, int root_fd, const char *path, int lock_fd);

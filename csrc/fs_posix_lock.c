@@ -1,11 +1,13 @@
 /*
- * fs_posix_lock.c: exclusive locks between processes, by POSIX record locks (fcntl F_SETLK).
+ * fs_posix_lock.c: exclusive locks between processes, by two fcntl locks on two bytes of a file.
  *
- * Record locks belong to the process: a forked child does not have them, and they are gone when
- * their process dies, even if children live on with the descriptor. (flock and open-file locks
- * are shared with children.) Their price: a second lock by the same process succeeds, and closing
- * *any* descriptor of the file drops the lock. So the files locked by this process are kept in a
- * table, by device and inode, and a file in it is never opened again.
+ * The first is a POSIX record lock. It belongs to the process: a forked child does not have it, it
+ * is gone when its process dies even if children live on with the descriptor, and the kernel tells
+ * whose it is. Its price: a second lock by the same process succeeds, and closing *any* descriptor
+ * of the file drops it. So the files locked by this process are kept in a table, by device and
+ * inode, and a file in it is never opened again here. But the program may: a backup of the
+ * directory within the process is enough. So the second is an open-file lock (F_OFD_SETLK), which
+ * no other descriptor drops; a child would share it, so it lets go of the descriptor at fork.
  *
  * The table is the one piece of process-wide state here, because the locks are process-wide. Its
  * entries carry the process they belong to: a child inherits the table, not the locks.
@@ -24,6 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { OF_PROCESS, OF_FILE }; /* which byte which lock is on */
 enum { MAX_LOCKS = 64, TEXT_BYTES = 256, REPLACED_RETRIES = 8 };
 
 struct held_lock {
@@ -48,9 +51,23 @@ static void unlock_table(void)
     pthread_mutex_unlock(&table.mutex);
 }
 
+/* The numbers stay taken: whoever has one may close it still. */
+static void let_go_in_child(void)
+{
+    for (int i = 0; i < MAX_LOCKS; i++) {
+        if (table.held[i].process != 0) {
+            const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+            dup3(nothing, table.held[i].fd, O_CLOEXEC);
+            close(nothing);
+            table.held[i] = (struct held_lock){0};
+        }
+    }
+    unlock_table();
+}
+
 static void register_fork_handlers(void)
 {
-    pthread_atfork(lock_table, unlock_table, unlock_table);
+    pthread_atfork(lock_table, unlock_table, let_go_in_child);
 }
 
 void kvs_fs_posix_lock_prepare(void)
@@ -83,13 +100,25 @@ static struct held_lock *find_free(void)
     return NULL;
 }
 
-static int set_record_lock(int fd)
+static struct flock lock_on(int byte)
 {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (fcntl(fd, F_SETLK, &lock) == 0) {
+    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+}
+
+static int set_lock(int fd, int command, int byte)
+{
+    struct flock lock = lock_on(byte);
+    if (fcntl(fd, command, &lock) == 0) {
         return 0;
     }
     return errno == EACCES || errno == EAGAIN ? -EBUSY : -errno;
+}
+
+static int set_locks(int fd)
+{
+    int rc = set_lock(fd, F_SETLK, OF_PROCESS);
+    rc = rc == 0 ? set_lock(fd, F_OFD_SETLK, OF_FILE) : rc;
+    return rc == -EINVAL ? 0 : rc; /* some sandboxes do not know the second kind */
 }
 
 /* What the holder wrote, one line, printable. */
@@ -108,7 +137,7 @@ static void read_text(int fd, char text[TEXT_BYTES])
 static void describe_other(int fd, char *holder, uint32_t holder_bytes)
 {
     char text[TEXT_BYTES];
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    struct flock lock = lock_on(OF_PROCESS);
     read_text(fd, text);
     if (fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK && lock.l_pid > 0) {
         snprintf(holder, holder_bytes, "process %d (lock file: %s)", (int)lock.l_pid, text);
@@ -172,7 +201,7 @@ static int try_lock(int root_fd, const char *path, char *holder, uint32_t holder
         return -EBUSY; /* renamed since the look above; closing fd would drop the lock we hold */
     }
     if (rc == 0) {
-        rc = S_ISREG(opened.st_mode) ? set_record_lock(fd) : -EINVAL;
+        rc = S_ISREG(opened.st_mode) ? set_locks(fd) : -EINVAL;
     }
     if (rc == -EBUSY) {
         describe_other(fd, holder, holder_bytes);

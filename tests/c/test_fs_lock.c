@@ -54,6 +54,29 @@ static void test_second_lock_of_this_process_is_refused(void)
     puts("ok second_lock_of_this_process_is_refused");
 }
 
+/* As a backup of the directory within the process does. */
+static void test_a_reader_of_the_file_does_not_drop_the_lock(void)
+{
+    char holder[256];
+    char text[256] = "";
+    char expected[64];
+    int fd = -1;
+    assert(lock(holder, &fd) == 0);
+    const int other = openat(root, "owner.lock", O_RDONLY);
+    assert(other >= 0 && read(other, text, sizeof text - 1) > 0 && close(other) == 0);
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        snprintf(expected, sizeof expected, "(lock file: pid %d ", (int)getppid());
+        int refused = lock(holder, &fd) == -EBUSY && strstr(holder, expected) != NULL;
+        _exit(refused ? 0 : 1);
+    }
+    int status = 0;
+    assert(waitpid(child, &status, 0) == child && status == 0);
+    fs->calls->unlock(fs, root, "owner.lock", fd);
+    puts("ok a_reader_of_the_file_does_not_drop_the_lock");
+}
+
 static int holder_of(const char *path, char holder[256])
 {
     return kvs_fs_posix_lock_holder(root, path, holder, 256);
@@ -228,6 +251,7 @@ int main(void)
     root = fs->calls->open_root(fs, root_path, 0);
     assert(root >= 0);
     test_second_lock_of_this_process_is_refused();
+    test_a_reader_of_the_file_does_not_drop_the_lock();
     test_a_look_at_the_holder_changes_nothing();
     test_lock_wants_a_regular_file();
     test_lock_dies_with_its_process_not_with_its_child();
