@@ -106,7 +106,7 @@ static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *
         return KVS_REASON_NONE;
     }
     int error = extent_from_header(root, ns, name, header, stat, out);
-    return error ? KVS_REASON_IO_ERROR : KVS_REASON_NONE;
+    return error ? KVS_REASON_BUSY : KVS_REASON_NONE;
 }
 
 static void move_aside(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
@@ -140,7 +140,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     }
     struct kvs_extent_header *header = malloc(sizeof(*header));
     if (!header) {
-        return KVS_REASON_IO_ERROR;
+        return KVS_REASON_BUSY;
     }
     kvs_name_clear(root, ns, name);
     kvs_path_of(ns, name, path);

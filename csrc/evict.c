@@ -17,6 +17,8 @@
 
 enum {
     SPACE_LIFE_NS = 1000000000,
+    FULL_TRIES = 8,   /* evictions for one put that met a full disk */
+    STUCK_MAX = 4,    /* files that could not be unlinked, in one search */
     CANDIDATES = 64,  /* extents that a peer used, passed over in one search */
     PINNED_MAX = 4096 /* extents in use, passed over in one search */
 };
@@ -24,6 +26,15 @@ enum {
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes)
 {
     root->used_bytes -= bytes < root->used_bytes ? bytes : root->used_bytes;
+}
+
+void kvs_room_taken_locked(struct kvs_root *root, uint64_t bytes, int allocated)
+{
+    root->promised_bytes -= bytes;
+    if (allocated) { /* the next look at the file system sees it */
+        uint64_t free_bytes = root->space.free_bytes;
+        root->space.free_bytes -= bytes < free_bytes ? bytes : free_bytes;
+    }
 }
 
 static void count_removed(struct kvs_store *store, const struct kvs_extent *extent,
@@ -105,7 +116,8 @@ static int spared_by_peer(struct kvs_root *root, struct kvs_extent *extent)
 int kvs_evict_one(struct kvs_root *root, int force)
 {
     struct kvs_store *store = root->store;
-    for (int i = 0; i < CANDIDATES; i++) {
+    int stuck = 0;
+    for (int i = 0; i < CANDIDATES && stuck < STUCK_MAX; i++) {
         kvs_lock(store);
         struct kvs_extent *extent = root->is_owner ? victim_locked(root) : NULL;
         kvs_unlock(store);
@@ -127,8 +139,15 @@ int kvs_evict_one(struct kvs_root *root, int force)
         if (gone && kvs_leave(root, extent) == 0) {
             return 0;
         }
+        stuck += gone; /* out of the index for nothing: a disk that refuses all of them stops us */
     }
     return -ENOSPC;
+}
+
+int kvs_evict_helps(struct kvs_root *root, int error, uint32_t *tries)
+{
+    return (error == -ENOSPC || error == -EDQUOT) && (*tries)++ < FULL_TRIES &&
+           kvs_evict_one(root, 1) == 0;
 }
 
 static void space_refresh(struct kvs_root *root)
@@ -157,10 +176,12 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
         kvs_lock(store);
         /* A peer does not know all that is there: the owner keeps the budget. */
         int fits = !root->is_owner || root->used_bytes + bytes <= root->capacity_bytes;
-        int above_reserve = root->space.free_bytes >= root->reserve_bytes + bytes;
+        /* What others were promised and have not allocated yet, the file system calls free. */
+        uint64_t taken = root->reserve_bytes + root->promised_bytes;
+        int above_reserve = root->space.free_bytes >= taken + bytes;
         if (fits && above_reserve) {
             root->used_bytes += bytes;
-            root->space.free_bytes -= bytes;
+            root->promised_bytes += bytes;
         }
         int hopeless = bytes > root->capacity_bytes;
         kvs_unlock(store);

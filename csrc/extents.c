@@ -272,7 +272,8 @@ struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_
     struct kvs_extent *expired = NULL;
     while (kvs_index_find(store->index, tag, &cursor)) {
         struct kvs_extent *extent = store->extents[cursor.extent];
-        if (cursor.position < extent->named || extent->ns != ns) {
+        if (cursor.position < extent->named || extent->ns != ns ||
+            kvs_root_down_locked(&store->roots[extent->root])) {
             continue;
         }
         if (extent->valid_until_s > now_s) {

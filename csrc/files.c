@@ -28,8 +28,10 @@ static enum kvs_reason reason_of_errno(int error)
     case ENXIO:   /* a socket */
     case EISDIR:
         return KVS_REASON_DAMAGED;
+    case EHOSTDOWN:
+        return KVS_REASON_ROOT_DOWN;
     default:
-        return KVS_REASON_IO_ERROR;
+        return kvs_busy_error(error) ? KVS_REASON_BUSY : KVS_REASON_IO_ERROR;
     }
 }
 
@@ -110,7 +112,7 @@ static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespa
     struct kvs_fs *fs = root->store->fs;
     uint32_t *cell_bytes = malloc(header->layer_count * sizeof(*cell_bytes));
     void *buffer = aligned_alloc(KVS_FORMAT_PAGE_BYTES, header->header_bytes);
-    enum kvs_reason reason = KVS_REASON_IO_ERROR;
+    enum kvs_reason reason = KVS_REASON_BUSY;
     if (cell_bytes && buffer) {
         int error = fs->calls->read_at(fs, fd, buffer, header->header_bytes, 0);
         reason = error ? reason_of_errno(error)
@@ -146,7 +148,7 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
         return KVS_REASON_FOREIGN;
     }
     if (file_alloc(header, &file) < 0) {
-        return KVS_REASON_IO_ERROR;
+        return KVS_REASON_BUSY;
     }
     enum kvs_reason reason = rest_read(root, ns, fd, header, file);
     if (reason) {
@@ -162,7 +164,13 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
 void kvs_file_discard(struct kvs_file *file)
 {
     struct kvs_fs *fs = file->root->store->fs;
+    struct kvs_worker *worker = kvs_worker_self();
+    struct kvs_root *at = worker ? worker->at : NULL; /* it may be another root's file */
+    kvs_worker_at(file->root);
     fs->calls->close(fs, file->fd);
+    if (at) {
+        kvs_worker_at(at);
+    }
     file_free(file);
 }
 
@@ -267,6 +275,19 @@ void kvs_files_trim(struct kvs_store *store)
     } while (file);
 }
 
+int kvs_files_spare(struct kvs_store *store)
+{
+    kvs_lock(store);
+    uint32_t count = store->file_count;
+    store->file_max = count / 2 < store->file_max ? count / 2 : store->file_max;
+    kvs_unlock(store);
+    kvs_files_trim(store);
+    kvs_lock(store);
+    int closed = store->file_count < count;
+    kvs_unlock(store);
+    return closed;
+}
+
 int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
                            struct kvs_file *file)
 {
@@ -293,7 +314,7 @@ static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *exte
     struct kvs_fs_stat stat;
     int fd = -1;
     if (!header) {
-        return KVS_REASON_IO_ERROR;
+        return KVS_REASON_BUSY;
     }
     kvs_path_of(extent->ns, &extent->name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
@@ -316,6 +337,9 @@ static void open_job(struct kvs_root *root, void *argument)
     struct kvs_store *store = root->store;
     struct kvs_extent *extent = argument;
     struct kvs_file *file = NULL;
+    kvs_lock(store);
+    int again = extent->unreadable;
+    kvs_unlock(store);
     enum kvs_reason reason = open_known(root, extent, &file);
     kvs_lock(store);
     if (!reason && kvs_file_attach_locked(store, extent, file) == 0) {
@@ -323,7 +347,9 @@ static void open_job(struct kvs_root *root, void *argument)
     } else if (!reason) {
         reason = store->closing ? KVS_REASON_CLOSED : KVS_REASON_EVICTED;
     } else if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
-        kvs_quarantine_locked(store, extent);
+        kvs_quarantine_locked(store, extent, KVS_REASON_DAMAGED);
+    } else if (reason == KVS_REASON_IO_ERROR && extent->state == KVS_EXTENT_LIVE) {
+        kvs_extent_unreadable_locked(root, extent, again);
     } else if (reason == KVS_REASON_ABSENT) {
         /* Another process or an operator removed it: its bytes are free already. */
         kvs_room_refund_locked(root, extent->physical_bytes);
@@ -351,7 +377,7 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent)
     kvs_extent_pin_locked(extent);
     if (kvs_job_add_locked(&store->roots[extent->root], open_job, extent, 1) < 0) {
         extent->opening = 0;
-        extent->open_reason = KVS_REASON_IO_ERROR;
+        extent->open_reason = KVS_REASON_BUSY;
         kvs_extent_unpin_locked(store, extent);
     }
 }

@@ -35,6 +35,15 @@ static int flush_namespace(struct kvs_root *root, struct kvs_namespace *ns)
     return result ? result : error == -ENOENT ? 0 : error;
 }
 
+static int any_down_locked(const struct kvs_store *store)
+{
+    int down = 0;
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        down |= kvs_root_down_locked(&store->roots[i]);
+    }
+    return down;
+}
+
 static void flush_job(struct kvs_root *root, void *argument)
 {
     struct kvs_ticket *ticket = argument;
@@ -42,8 +51,14 @@ static void flush_job(struct kvs_root *root, void *argument)
     int result = 0;
     /* One at a time: a flush must not answer while another is still at a directory it took. */
     kvs_lock(store);
-    while (store->flushing) {
+    while (store->flushing && !any_down_locked(store)) {
         pthread_cond_wait(&store->changed, &store->lock);
+    }
+    if (store->flushing) { /* it may be kept by a device that does not answer */
+        kvs_ticket_finish_locked(ticket, -EHOSTDOWN);
+        kvs_ticket_drop_locked(ticket);
+        kvs_unlock(store);
+        return;
     }
     store->flushing = 1;
     kvs_unlock(store);
@@ -79,8 +94,7 @@ int kvs_flush(struct kvs_store *store, struct kvs_ticket **out)
         return -ENOMEM;
     }
     kvs_lock(store);
-    error =
-        store->closing ? -ESHUTDOWN : kvs_job_add_locked(&store->roots[0], flush_job, ticket, 0);
+    error = store->closing ? -ESHUTDOWN : kvs_job_add_anywhere_locked(store, flush_job, ticket, 0);
     if (error) {
         kvs_ticket_drop_locked(ticket);
         kvs_ticket_drop_locked(ticket);

@@ -52,17 +52,27 @@ void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *trans
     }
 }
 
+static int awaited(const struct kvs_load *load, uint32_t layer, uint32_t span)
+{
+    return load->state == KVS_LOAD_RUNNING &&
+           !load->runs[(size_t)layer * load->span_count + span].over;
+}
+
 /* Nobody wants the rest of it any more. */
 static int unwanted_locked(const struct kvs_transfer *transfer)
 {
-    if (transfer->kind == KVS_TRANSFER_DIRECT) {
-        return transfer->load->state == KVS_LOAD_ENDED;
-    }
-    if (transfer->kind == KVS_TRANSFER_WRITE) {
+    switch (transfer->kind) {
+    case KVS_TRANSFER_DIRECT:
+        return !awaited(transfer->load, transfer->layer, transfer->span);
+    case KVS_TRANSFER_WRITE:
+        return transfer->made->state == KVS_MADE_DROPPED;
+    case KVS_TRANSFER_PROBE:
         return 0;
+    case KVS_TRANSFER_REGION:
+        break;
     }
     for (const struct kvs_waiter *at = transfer->region->waiters; at; at = at->next) {
-        if (at->load->state == KVS_LOAD_RUNNING) {
+        if (awaited(at->load, at->layer, at->span)) {
             return 0;
         }
     }
@@ -99,6 +109,21 @@ static void give_up(struct kvs_root *root, struct kvs_transfer *transfer, int er
     }
 }
 
+void kvs_transfers_give_up_locked(struct kvs_root *root)
+{
+    for (uint32_t i = 0; i < root->slot_count; i++) {
+        struct kvs_transfer *transfer = root->slots[i].transfer;
+        if (!transfer || transfer->kind == KVS_TRANSFER_PROBE) {
+            continue;
+        }
+        root->slots[i].late = 1;
+        give_up(root, transfer, -ECANCELED);
+        if (transfer->kind == KVS_TRANSFER_REGION) {
+            transfer->region->state = KVS_REGION_BAD;
+        }
+    }
+}
+
 /* Even pieces: a large one with a small rest behind it would cost two operations as well. */
 static uint32_t piece_bytes(uint64_t left)
 {
@@ -108,8 +133,11 @@ static uint32_t piece_bytes(uint64_t left)
     return (uint32_t)(bytes < left ? bytes : left);
 }
 
-static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer)
+static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer,
+                      int64_t now_ns)
 {
+    slot->started_ns = now_ns;
+    slot->late = 0;
     slot->transfer = transfer;
     slot->piece_start = transfer->submitted;
     slot->piece_bytes = piece_bytes(transfer->bytes - transfer->submitted);
@@ -124,7 +152,7 @@ static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_t
     root->read_bytes_queued -= slot->piece_bytes;
     if (transfer->kind == KVS_TRANSFER_DIRECT) {
         transfer->load->stats.reads++;
-    } else if (transfer->region->waiters) {
+    } else if (transfer->region && transfer->region->waiters) {
         transfer->region->waiters->load->stats.reads++;
     }
 }
@@ -165,6 +193,7 @@ static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops,
                                   struct kvs_transfer **ended)
 {
     unsigned count = 0;
+    int64_t now_ns = root->reads || root->writes ? kvs_store_now_ns(root->store) : 0;
     *ended = NULL;
     while (count < BATCH && root->free_slot && root->bytes_in_flight < root->bytes_in_flight_max) {
         struct kvs_transfer *transfer = next_transfer(root, ended);
@@ -173,7 +202,7 @@ static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops,
         }
         struct kvs_slot *slot = root->free_slot;
         root->free_slot = slot->next_free;
-        slot_fill(root, slot, transfer);
+        slot_fill(root, slot, transfer, now_ns);
         slot_to_op(slot);
         if (transfer->submitted == transfer->bytes) {
             leave_queue(root, transfer);
@@ -194,6 +223,10 @@ static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
         kvs_made_written(transfer);
         return;
     }
+    if (transfer->kind == KVS_TRANSFER_PROBE) {
+        kvs_probe_read_done(root, transfer);
+        return;
+    }
     if (kvs_transfer_read_done(root, transfer)) {
         transfer->retried = 1;
         transfer->submitted = 0;
@@ -208,11 +241,17 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
 {
     struct kvs_transfer *transfer = slot->transfer;
     int error = kvs_io_status(&slot->op);
-    if (error == -EAGAIN) {
+    if (error == -EAGAIN && slot->op.result > 0) {
         error =
             slot->op.kind == KVS_IO_READ && slot->short_bytes == slot->op.result ? -ENODATA : -EIO;
+    } else if (slot->op.result == -ENODATA) {
+        error = -EIO; /* the kernel's word for a sector that cannot be read; no end of file */
     }
+    int64_t took_ns = kvs_store_now_ns(root->store) - slot->started_ns;
     kvs_lock(root->store);
+    if (!slot->late) {
+        kvs_breaker_note_locked(root, error, took_ns);
+    }
     root->io_asleep = 0; /* it plans again before it sleeps: no one needs to wake it */
     if (error && !transfer->error) {
         give_up(root, transfer, error);

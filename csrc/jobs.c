@@ -2,13 +2,47 @@
  * jobs.c: the file workers of a root. Everything of fs.h happens on them, several at a time,
  * because cold opens and last closes take 0.3 to 10 ms and must not sit on the I/O thread.
  *
- * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan).
- * Invariant: a job runs exactly once, also when the store is closing.
+ * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan). A worker that
+ * a call of fs.h keeps for io_timeout is replaced: the root whose device it waits for goes down
+ * (fs_watch.c notes which), and what its own root has to do goes on.
+ *
+ * Invariants:
+ *   1. A job runs exactly once, also when the store is closing.
+ *   2. At most KVS_WORKERS_MAX workers, stuck ones included, so a dead device takes no more threads.
  */
+#include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "store.h"
+
+static _Thread_local struct kvs_worker *self;
+static _Thread_local int probes;
+
+struct kvs_worker *kvs_worker_self(void)
+{
+    return self;
+}
+
+int kvs_worker_probes(void)
+{
+    return probes;
+}
+
+void kvs_worker_set_probes(int on)
+{
+    probes = on;
+}
+
+void kvs_worker_at(struct kvs_root *root)
+{
+    if (self) {
+        kvs_lock(root->store);
+        self->at = root;
+        kvs_unlock(root->store);
+    }
+}
 
 static void queue_add(struct kvs_job ***tail, struct kvs_job *job)
 {
@@ -42,17 +76,30 @@ int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, voi
     return 0;
 }
 
-static void *worker(void *argument)
+int kvs_job_add_anywhere_locked(struct kvs_store *store, void (*run)(struct kvs_root *, void *),
+                                void *argument, int urgent)
 {
-    struct kvs_root *root = argument;
+    uint32_t at = 0;
+    while (at + 1 < store->root_count && kvs_root_down_locked(&store->roots[at])) {
+        at++;
+    }
+    return kvs_job_add_locked(&store->roots[at], run, argument, urgent);
+}
+
+static void *worker_main(void *argument)
+{
+    struct kvs_worker *worker = argument;
+    struct kvs_root *root = worker->home;
     struct kvs_store *store = root->store;
+    self = worker;
     kvs_lock(store);
-    for (;;) {
+    while (!worker->replaced) {
         struct kvs_job *job = queue_take(&root->urgent_jobs, &root->urgent_tail);
         if (!job) {
             job = queue_take(&root->jobs, &root->jobs_tail);
         }
         if (job) {
+            worker->at = root;
             kvs_unlock(store);
             job->run(root, job->argument);
             free(job);
@@ -64,22 +111,57 @@ static void *worker(void *argument)
             pthread_cond_wait(&root->job_ready, &store->lock);
         }
     }
+    worker->left = 1;
     kvs_unlock(store);
     return NULL;
 }
 
+/* In a place that was never used or whose worker has left. */
+static int worker_start(struct kvs_root *root)
+{
+    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
+        struct kvs_worker *worker = &root->workers[i];
+        if (worker->started && !worker->left) {
+            continue;
+        }
+        if (worker->started) {
+            pthread_join(worker->thread, NULL); /* it has nothing left to do but return */
+        }
+        *worker = (struct kvs_worker){.home = root, .at = root};
+        int error = pthread_create(&worker->thread, NULL, worker_main, worker);
+        worker->started = error == 0;
+        return -error;
+    }
+    return -EAGAIN;
+}
+
 int kvs_jobs_start(struct kvs_root *root)
 {
+    int error = 0;
     root->jobs_tail = &root->jobs;
     root->urgent_tail = &root->urgent_jobs;
-    for (uint32_t i = 0; i < KVS_FILE_WORKERS; i++) {
-        int error = pthread_create(&root->workers[i], NULL, worker, root);
-        if (error) {
-            return -error;
-        }
-        root->worker_count++;
+    kvs_lock(root->store);
+    for (uint32_t i = 0; i < KVS_FILE_WORKERS && !error; i++) {
+        error = worker_start(root);
     }
-    return 0;
+    kvs_unlock(root->store);
+    return error;
+}
+
+void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns)
+{
+    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
+        struct kvs_worker *worker = &root->workers[i];
+        if (!worker->started || worker->left || worker->replaced || worker->since_ns == 0 ||
+            now_ns - worker->since_ns < root->store->io_timeout_ns) {
+            continue;
+        }
+        char why[KVS_TROUBLE_BYTES];
+        snprintf(why, sizeof(why), "a call of its file system has not come back for %.3g s",
+                 (double)(now_ns - worker->since_ns) / 1e9);
+        kvs_breaker_trip_locked(worker->at, why);
+        worker->replaced = worker_start(root) == 0;
+    }
 }
 
 /* Runs what is queued (jobs may queue more), then joins. */
@@ -89,8 +171,10 @@ void kvs_jobs_stop(struct kvs_root *root)
     root->workers_stop = 1;
     pthread_cond_broadcast(&root->job_ready);
     kvs_unlock(root->store);
-    for (uint32_t i = 0; i < root->worker_count; i++) {
-        pthread_join(root->workers[i], NULL);
+    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
+        if (root->workers[i].started) {
+            pthread_join(root->workers[i].thread, NULL);
+            root->workers[i].started = 0;
+        }
     }
-    root->worker_count = 0;
 }

@@ -137,6 +137,14 @@ static void lock_job(struct kvs_root *root, void *argument)
 static void root_round_locked(struct kvs_root *root, int64_t now_ns)
 {
     struct kvs_store *store = root->store;
+    kvs_breaker_round_locked(root, now_ns);
+    if (kvs_root_down_locked(root)) {
+        return;
+    }
+    if (now_ns - root->breaker.looked_ns >= RESCAN_S * KVS_NS_PER_S) {
+        root->breaker.looked_ns = now_ns;
+        kvs_job_add_locked(root, kvs_look_job, NULL, 0);
+    }
     kvs_expire_locked(root);
     kvs_leave_again_locked(root);
     times_write_back_locked(root, now_ns, 0);

@@ -10,12 +10,39 @@
 
 #include "store.h"
 
-/* Why the block that ended the match is not there, and whether a walk could find it. */
-static enum kvs_reason miss_reason_locked(struct kvs_store *store, uint64_t tag)
+/* The first extent that holds the key, served or not. */
+static struct kvs_extent *holder_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                        const struct kvs_key *key)
 {
-    enum kvs_reason reason = kvs_removed_reason_locked(store, tag);
+    struct kvs_index_cursor cursor = {0};
+    while (kvs_index_find(store->index, kvs_tag(ns, key), &cursor)) {
+        if (store->extents[cursor.extent]->ns == ns) {
+            return store->extents[cursor.extent];
+        }
+    }
+    return NULL;
+}
+
+enum kvs_reason kvs_miss_reason_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                       const struct kvs_key *key)
+{
+    const struct kvs_extent *holder = holder_locked(store, ns, key);
+    return holder && kvs_root_down_locked(&store->roots[holder->root])
+               ? KVS_REASON_ROOT_DOWN
+               : kvs_removed_reason_locked(store, kvs_tag(ns, key));
+}
+
+/* The same, or that a walk could find it. */
+static enum kvs_reason walk_reason_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                          const struct kvs_key *key)
+{
+    enum kvs_reason reason = kvs_miss_reason_locked(store, ns, key);
+    uint64_t tag = kvs_tag(ns, key);
     for (uint32_t i = 0; i < store->root_count; i++) {
         const struct kvs_root *root = &store->roots[i];
+        if (kvs_root_down_locked(root)) {
+            continue;
+        }
         if ((!root->is_owner || root->warming) && !kvs_absent_known_locked(store, tag)) {
             return root->warming ? KVS_REASON_WARMING : KVS_REASON_PENDING;
         }
@@ -33,7 +60,7 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
         uint8_t position = 0;
         struct kvs_extent *extent = kvs_extent_lookup_locked(store, ns, &keys[at], &position);
         if (!extent) {
-            *reason = miss_reason_locked(store, kvs_tag(ns, &keys[at]));
+            *reason = walk_reason_locked(store, ns, &keys[at]);
             break;
         }
         if (extent->valid_until_s <= now_s) {
@@ -245,7 +272,7 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
     enum kvs_reason reason;
     uint64_t blocks = kvs_match_locked(store, cache->ns, keys, count, &reason);
     int walk = !store->closing && (reason == KVS_REASON_PENDING || reason == KVS_REASON_WARMING) &&
-               kvs_job_add_locked(&store->roots[0], find_job, find, 1) == 0;
+               kvs_job_add_anywhere_locked(store, find_job, find, 1) == 0;
     if (!walk) {
         kvs_ticket_finish_locked(ticket, (int64_t)blocks);
         kvs_ticket_drop_locked(ticket);
@@ -257,18 +284,6 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
 }
 
 /* ---- delete ---- */
-
-static struct kvs_extent *holder_locked(struct kvs_store *store, struct kvs_namespace *ns,
-                                        const struct kvs_key *key)
-{
-    struct kvs_index_cursor cursor = {0};
-    while (kvs_index_find(store->index, kvs_tag(ns, key), &cursor)) {
-        if (store->extents[cursor.extent]->ns == ns) {
-            return store->extents[cursor.extent];
-        }
-    }
-    return NULL;
-}
 
 /* Every extent that holds the key, also where it is not served under its name; files go at once. */
 static int64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
@@ -344,7 +359,7 @@ void kvs_deletes_resume_locked(struct kvs_store *store)
         struct kvs_delete *delete = store->deletes;
         store->deletes = delete->next;
         int error = store->closing ? -ESHUTDOWN /* the workers of this root may have left */
-                                   : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);
+                                   : kvs_job_add_anywhere_locked(store, delete_job, delete, 0);
         if (error) {
             kvs_ticket_finish_locked(delete->ticket, error);
             kvs_ticket_drop_locked(delete->ticket);
@@ -368,8 +383,7 @@ int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ti
     }
     *delete = (struct kvs_delete){NULL, cache->ns, ticket, 0, *key};
     kvs_lock(store);
-    error =
-        store->closing ? -ESHUTDOWN : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);
+    error = store->closing ? -ESHUTDOWN : kvs_job_add_anywhere_locked(store, delete_job, delete, 0);
     if (error) {
         kvs_ticket_drop_locked(ticket);
         kvs_ticket_drop_locked(ticket);

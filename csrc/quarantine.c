@@ -1,5 +1,5 @@
 /*
- * quarantine.c: files that failed their checks are renamed aside, so that a person can look at them
+ * quarantine.c: files that failed their checks, or cannot be read, are renamed aside, so that a person can look at them
  * and a new put can take their name. Bounded: beyond the limit the oldest is deleted.
  *
  * Runs on file workers. Only the owner moves files; a peer just stops serving the extent.
@@ -80,12 +80,23 @@ int kvs_quarantine_move(struct kvs_root *root, const char *path)
     return error;
 }
 
-void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent)
+void kvs_extent_unreadable_locked(struct kvs_root *root, struct kvs_extent *extent, int again)
+{
+    if (!extent->unreadable) {
+        extent->unreadable = 1;
+        extent->unreadable_after = root->breaker.successes;
+    } else if (again && root->breaker.successes > extent->unreadable_after) {
+        kvs_quarantine_locked(root->store, extent, KVS_REASON_IO_ERROR);
+    }
+}
+
+void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,
+                           enum kvs_reason reason)
 {
     if (extent->state != KVS_EXTENT_LIVE) {
         return;
     }
     store->stats.quarantined_extents++;
-    kvs_leave_locked(store, extent, KVS_REASON_DAMAGED);
+    kvs_leave_locked(store, extent, reason);
     kvs_job_add_locked(&store->roots[extent->root], kvs_leave_job, extent, 1);
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "store.h"
 
@@ -38,17 +39,16 @@ static int uuid_parse(const char *text, uint8_t *uuid)
     return 0;
 }
 
-static int identity_read(struct kvs_root *root)
+int kvs_identity_read(struct kvs_fs *fs, int root_fd, uint8_t *uuid)
 {
-    struct kvs_fs *fs = root->store->fs;
     char text[4097] = "";
-    int fd = fs->calls->open_read(fs, root->fd, identity);
+    int fd = fs->calls->open_read(fs, root_fd, identity);
     if (fd < 0) {
         return fd;
     }
     int error = fs->calls->read_at(fs, fd, text, 4096, 0);
     fs->calls->close(fs, fd);
-    return error ? error : uuid_parse(text, root->uuid);
+    return error ? error : uuid_parse(text, uuid);
 }
 
 static int identity_write(struct kvs_root *root)
@@ -79,14 +79,16 @@ static int identity_write(struct kvs_root *root)
     if (error && temp.name[0]) {
         fs->calls->unlink(fs, root->fd, temp.name);
     }
-    return error == -EEXIST ? identity_read(root) : error;
+    return error == -EEXIST ? kvs_identity_read(fs, root->fd, root->uuid) : error;
 }
 
 /* Only an owner writes one. A peer that comes before it, and an owner that cannot, take the path
  * for it: lookups probe every root, so this costs a probe, not a block. */
 static void identity_take(struct kvs_root *root)
 {
-    if (identity_read(root) < 0 && (!root->is_owner || identity_write(root) < 0)) {
+    root->has_identity = kvs_identity_read(root->store->fs, root->fd, root->uuid) == 0 ||
+                         (root->is_owner && identity_write(root) == 0);
+    if (!root->has_identity) {
         for (size_t i = 0; root->path[i]; i++) {
             root->uuid[i % 16] = (uint8_t)(root->uuid[i % 16] * 31 + root->path[i]);
         }
@@ -132,6 +134,12 @@ int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes
     kvs_unlock(root->store);
     kvs_quarantine_count(root);
     return 0;
+}
+
+void kvs_root_unlock(struct kvs_root *root, int lock_fd)
+{
+    struct kvs_fs *fs = root->store->fs;
+    fs->calls->unlock(fs, root->fd, owner_lock, lock_fd);
 }
 
 /* ---- engine ---- */
@@ -220,6 +228,17 @@ static int lock_take(struct kvs_root *root, char *message, uint32_t message_byte
     return error;
 }
 
+/* Absolute: it is opened again when its disk comes back, whatever the working directory is then. */
+static void path_take(struct kvs_root *root, const char *path)
+{
+    char here[sizeof(root->path) / 2];
+    if (path[0] != '/' && getcwd(here, sizeof(here))) {
+        snprintf(root->path, sizeof(root->path), "%s/%.500s", here, path);
+    } else {
+        snprintf(root->path, sizeof(root->path), "%s", path);
+    }
+}
+
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
                   const struct kvs_options *all, struct kvs_root *root, char *message,
                   uint32_t message_bytes)
@@ -233,7 +252,7 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     root->reads_tail = &root->reads;
     root->writes_tail = &root->writes;
     pthread_cond_init(&root->job_ready, NULL);
-    snprintf(root->path, sizeof(root->path), "%s", options->path);
+    path_take(root, options->path);
     root->fd = store->fs->calls->open_root(store->fs, options->path, 1);
     if (root->fd < 0) {
         snprintf(message, message_bytes,
@@ -242,7 +261,11 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
                  options->path, strerror(-root->fd));
         return root->fd;
     }
-    int error = store->fs->calls->space(store->fs, root->fd, &root->space);
+    struct kvs_fs_stat stat;
+    int error = store->fs->calls->stat_fd(store->fs, root->fd, &stat);
+    root->device = stat.device;
+    root->inode = stat.inode;
+    error = error ? error : store->fs->calls->space(store->fs, root->fd, &root->space);
     if (error) {
         snprintf(message, message_bytes, "cannot read the size of the file system of %s: %s",
                  options->path, strerror(-error));
@@ -321,13 +344,16 @@ void kvs_root_close(struct kvs_root *root)
     }
     if (root->lock_fd >= 0) {
         kvs_removed_save(root);
-        fs->calls->unlock(fs, root->fd, owner_lock, root->lock_fd);
+        kvs_root_unlock(root, root->lock_fd);
     }
-    if (root->fd >= 0) {
-        fs->calls->close(fs, root->fd);
-    }
+    kvs_lock(root->store);
+    int fd = root->fd;
     root->fd = root->lock_fd = -1;
     root->is_owner = 0;
+    kvs_unlock(root->store);
+    if (fd >= 0) {
+        fs->calls->close(fs, fd);
+    }
     free(root->slots);
     root->slots = root->free_slot = NULL;
 }

@@ -3,7 +3,8 @@
  *
  * Close, in this order: no new work (closing 1), loads end, writers end or finish their commit, I/O
  * drains and its threads leave (closing 2), times are written, file workers run dry, engines and
- * files are closed. The arena stays mapped until the last handle is closed: views may be looked at.
+ * files are closed; for a device that does not answer in time, later, by a thread left behind. The
+ * arena stays mapped until the last handle is closed: views may be looked at.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include "store.h"
 
 enum { COMMIT_WAIT_S = 10 };
+static const int64_t IO_TIMEOUT_NS = 10 * KVS_NS_PER_S;
 
 /* ---- fork: a child has the memory but none of the threads ---- */
 
@@ -73,8 +75,9 @@ static void store_free(struct kvs_store *store)
     if (store->arena) {
         kvs_arena_close(store->arena);
     }
-    if (store->owns_fs && store->fs) {
-        kvs_fs_posix_close(store->fs);
+    kvs_fs_watch_close(store->fs);
+    if (store->owns_fs && store->fs_inner) {
+        kvs_fs_posix_close(store->fs_inner);
     }
     pthread_cond_destroy(&store->changed);
     pthread_cond_destroy(&store->put_ready);
@@ -158,12 +161,14 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
     kvs_list_init(&store->leases);
     kvs_list_init(&store->loads);
     kvs_list_init(&store->writers);
-    store->fs = options->fs;
+    store->io_timeout_ns = options->io_timeout_ns > 0 ? options->io_timeout_ns : IO_TIMEOUT_NS;
+    store->fs_inner = options->fs;
     store->owns_fs = options->fs == NULL;
     int error = kvs_removed_open(store);
     if (!error && store->owns_fs) {
-        error = kvs_fs_posix_open(&store->fs);
+        error = kvs_fs_posix_open(&store->fs_inner);
     }
+    error = error ? error : kvs_fs_watch_open(store, &store->fs);
     return error ? error : kvs_index_open(kvs_extent_tag_of, store, &store->index);
 }
 
@@ -279,10 +284,85 @@ static void ram_drop_all_locked(struct kvs_store *store)
     }
 }
 
-void kvs_close(struct kvs_store *store)
+static void deadline_after(int64_t ns, struct timespec *out)
+{
+    clock_gettime(CLOCK_MONOTONIC, out);
+    ns += out->tv_nsec;
+    out->tv_sec += ns / KVS_NS_PER_S;
+    out->tv_nsec = ns % KVS_NS_PER_S;
+}
+
+static int all_stopped_locked(const struct kvs_store *store)
+{
+    int all = 1;
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        all &= store->roots[i].stopped;
+    }
+    return all;
+}
+
+/* What a device has to answer for: in a thread of its own, which is left behind when it does not. */
+static void *closer(void *argument)
+{
+    struct kvs_root *root = argument;
+    struct kvs_store *store = root->store;
+    struct timespec until;
+    kvs_root_stop(root);
+    deadline_after(store->io_timeout_ns / 2, &until);
+    kvs_lock(store);
+    root->stopped = 1;
+    pthread_cond_broadcast(&store->changed);
+    /* Workers of one root may be at files of another: all leave first, those that can. */
+    for (int error = 0; !all_stopped_locked(store) && error != ETIMEDOUT;) {
+        error = pthread_cond_timedwait(&store->changed, &store->lock, &until);
+    }
+    kvs_unlock(store);
+    kvs_root_close(root);
+    kvs_lock(store);
+    root->closed = 1;
+    pthread_cond_broadcast(&store->changed);
+    kvs_unlock(store);
+    kvs_store_drop(store);
+    return NULL;
+}
+
+static int roots_open_locked(const struct kvs_store *store)
+{
+    int open = 0;
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        open += !store->roots[i].closed;
+    }
+    return open;
+}
+
+/* The roots that did not answer in io_timeout. */
+static int roots_close(struct kvs_store *store)
+{
+    struct timespec until;
+    deadline_after(store->io_timeout_ns, &until);
+    for (uint32_t i = 0; i < store->root_count; i++) {
+        pthread_t thread;
+        kvs_store_hold(store);
+        if (pthread_create(&thread, NULL, closer, &store->roots[i]) == 0) {
+            pthread_detach(thread);
+        } else {
+            closer(&store->roots[i]);
+        }
+    }
+    int error = 0;
+    kvs_lock(store);
+    while (roots_open_locked(store) > 0 && error != ETIMEDOUT) {
+        error = pthread_cond_timedwait(&store->changed, &store->lock, &until);
+    }
+    int left = roots_open_locked(store);
+    kvs_unlock(store);
+    return left;
+}
+
+int kvs_close(struct kvs_store *store)
 {
     if (store->fork_generation != atomic_load(&fork_generation)) {
-        return; /* in a child: nothing here is ours to end */
+        return 0; /* in a child: nothing here is ours to end */
     }
     kvs_lock(store);
     int first = store->closing == 0;
@@ -290,7 +370,7 @@ void kvs_close(struct kvs_store *store)
     atomic_store(&store->is_closing, 1);
     if (!first) {
         kvs_unlock(store);
-        return;
+        return 0;
     }
     end_loads_and_writers_locked(store);
     finish_commits_locked(store);
@@ -311,11 +391,7 @@ void kvs_close(struct kvs_store *store)
     }
     ram_drop_all_locked(store);
     kvs_unlock(store);
-    for (uint32_t i = 0; i < store->root_count; i++) {
-        kvs_root_stop(&store->roots[i]);
-    }
-    for (uint32_t i = 0; i < store->root_count; i++) {
-        kvs_root_close(&store->roots[i]);
-    }
+    int left = roots_close(store);
     kvs_store_drop(store);
+    return left;
 }

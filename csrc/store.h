@@ -70,7 +70,8 @@ void kvs_extent_forget_locked(struct kvs_store *store, struct kvs_extent *extent
                               enum kvs_reason reason);
 void kvs_extent_pin_locked(struct kvs_extent *extent);
 void kvs_extent_unpin_locked(struct kvs_store *store, struct kvs_extent *extent);
-/* Served block `key`: extent and position, or NULL. Expired ones are found too. */
+/* Served block `key`: extent and position, or NULL. Expired ones are found too, those on a root that
+ * is down are not. */
 struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                             const struct kvs_key *key, uint8_t *position);
 /* The extent whose file has this very name, or NULL. */
@@ -132,6 +133,8 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
                            struct kvs_file *file);
 /* Closes files beyond the cache's limit; file workers only. */
 void kvs_files_trim(struct kvs_store *store);
+/* Descriptors have run out: fewer are kept from now on. 1: some were closed. */
+int kvs_files_spare(struct kvs_store *store);
 
 /* ---- root.c and jobs.c ---- */
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
@@ -141,12 +144,47 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options);
 void kvs_root_stop(struct kvs_root *root);
 void kvs_root_close(struct kvs_root *root);
 int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes);
+void kvs_root_unlock(struct kvs_root *root, int lock_fd);
+/* The uuid in a directory's root.json. */
+int kvs_identity_read(struct kvs_fs *fs, int root_fd, uint8_t *uuid);
 /* Roots by rendezvous rank for a key. */
 void kvs_root_order(struct kvs_store *store, const struct kvs_key *key, uint8_t *order);
 int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                        void *argument, int urgent);
+/* The same for work that is of no single root: on one that is in use. */
+int kvs_job_add_anywhere_locked(struct kvs_store *store, void (*run)(struct kvs_root *, void *),
+                                void *argument, int urgent);
 int kvs_jobs_start(struct kvs_root *root);
 void kvs_jobs_stop(struct kvs_root *root);
+/* Workers that a call keeps too long: their root goes down, others take their place. */
+void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns);
+struct kvs_worker *kvs_worker_self(void); /* NULL on other threads */
+/* The next calls by descriptor are for files of this root. */
+void kvs_worker_at(struct kvs_root *root);
+int kvs_worker_probes(void); /* this worker's calls are made though the root is down */
+void kvs_worker_set_probes(int on);
+
+/* ---- breaker.c, probe.c, fs_watch.c: a device in trouble ---- */
+static inline int kvs_root_down_locked(const struct kvs_root *root)
+{
+    return root->breaker.state != KVS_BREAKER_CLOSED;
+}
+int kvs_device_error(int error); /* it speaks of the device */
+int kvs_busy_error(int error);   /* it speaks of this machine's or disk's fullness */
+int64_t kvs_slow_ns(const struct kvs_store *store); /* an operation longer than this is slow */
+void kvs_breaker_note_locked(struct kvs_root *root, int error, int64_t took_ns);
+void kvs_breaker_note_call_locked(struct kvs_root *root, int error);
+void kvs_breaker_trip_locked(struct kvs_root *root, const char *why);
+void kvs_breaker_round_locked(struct kvs_root *root, int64_t now_ns);
+void kvs_breaker_close_locked(struct kvs_root *root);
+void kvs_breaker_stay_open_locked(struct kvs_root *root, const char *why);
+void kvs_probe_job(struct kvs_root *root, void *argument);
+void kvs_probe_read_done(struct kvs_root *root, struct kvs_transfer *transfer); /* I/O thread */
+/* Takes root down when its path no longer leads to the directory in use. */
+void kvs_look_job(struct kvs_root *root, void *argument);
+int kvs_fs_watch_open(struct kvs_store *store, struct kvs_fs **out);
+void kvs_fs_watch_close(struct kvs_fs *fs);
+void kvs_event_note_locked(struct kvs_root *root, const char *what, const char *why); /* info.c */
 /* Wakes I/O threads that sleep; under the lock. */
 void kvs_root_wake(struct kvs_root *root);
 void kvs_wake_all(struct kvs_store *store);
@@ -161,6 +199,9 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
 /* ---- match.c ---- */
 uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
                           const struct kvs_key *keys, uint64_t count, enum kvs_reason *reason);
+/* Why a block that the index does not serve is not there. */
+enum kvs_reason kvs_miss_reason_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                       const struct kvs_key *key);
 /* When a scan ended: deletes that came before finish. */
 void kvs_deletes_resume_locked(struct kvs_store *store);
 /* Walks names from block `from` on; file workers only. Returns blocks known resident. */
@@ -175,7 +216,7 @@ void kvs_lease_drop_locked(struct kvs_lease *lease);
 void kvs_load_hold_locked(struct kvs_load *load);
 void kvs_load_drop_locked(struct kvs_load *load);
 void kvs_load_end_locked(struct kvs_load *load, enum kvs_reason reason);
-void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer);
+void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
 /* Blocks from `block` (absolute) on are bad in `layer` and all later ones. */
 void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
                          enum kvs_reason reason);
@@ -203,6 +244,8 @@ void kvs_into_copy(const struct kvs_load *load, uint32_t layer, uint64_t local_b
 /* ---- io_thread.c ---- */
 void *kvs_io_thread(void *root);
 void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);
+/* Nobody waits for what is in flight any more; its memory stays the engine's until it is back. */
+void kvs_transfers_give_up_locked(struct kvs_root *root);
 
 /* ---- writer.c, stage.c, birth.c, publish.c ---- */
 int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
@@ -217,6 +260,8 @@ void kvs_writer_end_locked(struct kvs_writer *writer);
 int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t count,
                         uint32_t count_max, int fixed);
 void kvs_made_free(struct kvs_writer_extent *made);
+/* On the first root in rendezvous order that is in use. */
+void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
@@ -229,7 +274,12 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 /* File workers: makes `bytes` fit the budget and charges them. 0, or -ENOSPC. */
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
+/* What was charged is allocated now (or will not be), so the file system counts it itself. */
+void kvs_room_taken_locked(struct kvs_root *root, uint64_t bytes, int allocated);
 int kvs_evict_one(struct kvs_root *root, int force);
+/* After ENOSPC or EDQUOT: 1 when something was evicted, so that the call may be tried again. *tries
+ * counts over one put. */
+int kvs_evict_helps(struct kvs_root *root, int error, uint32_t *tries);
 /* Later times that another process wrote to the file; file workers only. */
 void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
 void kvs_expire_locked(struct kvs_root *root);
@@ -255,7 +305,11 @@ void kvs_times_job(struct kvs_root *root, void *extent);
 void kvs_times_flush_all(struct kvs_store *store);
 
 /* ---- quarantine.c ---- */
-void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
+void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,
+                           enum kvs_reason reason);
+/* A read of it failed. Once may be chance; when a read that was begun later (`again`) fails too, and
+ * the device did others meanwhile, the extent goes: its key is not tried for ever. */
+void kvs_extent_unreadable_locked(struct kvs_root *root, struct kvs_extent *extent, int again);
 void kvs_quarantine_count(struct kvs_root *root);
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "arena.h"
+#include "breaker.h"
 #include "format.h"
 #include "index.h"
 #include "kvs.h"
@@ -19,6 +20,7 @@
 
 enum {
     KVS_FILE_WORKERS = 4,          /* per root: cold opens run in parallel */
+    KVS_WORKERS_MAX = 12,          /* with those in place of workers that a device keeps waiting */
     KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
     KVS_BUCKETS = 4096,            /* directories of a namespace: 3 hex digits */
     KVS_PATH_BYTES = KVS_FS_NAME_BYTES
@@ -94,6 +96,8 @@ struct kvs_extent {
     uint8_t leaving; /* enum kvs_leaving */
     uint8_t leave_failed;
     uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
+    uint8_t unreadable; /* a read of it failed; see kvs_extent_unreadable_locked */
+    uint64_t unreadable_after; /* breaker.successes of its root then */
     uint64_t tags[]; /* [block_count], see kvs_tag() */
 };
 
@@ -143,6 +147,15 @@ struct kvs_job {
     void *argument;
 };
 
+struct kvs_worker {
+    pthread_t thread;
+    struct kvs_root *home; /* whose jobs it does */
+    struct kvs_root *at; /* whose device the call of fs.h under way waits for */
+    int64_t since_ns; /* when that call began; 0: in none */
+    uint8_t started, left; /* left: its function is over, join it */
+    uint8_t replaced; /* the call took too long: another does its work, it leaves when it is back */
+};
+
 /* ---- roots ---- */
 
 struct kvs_root {
@@ -151,7 +164,9 @@ struct kvs_root {
     char path[1024];
     uint8_t uuid[16];
     int fd, lock_fd; /* lock_fd -1: not the owner */
-    int is_owner, warming;
+    uint64_t device, inode; /* of the directory */
+    int is_owner, warming, has_identity; /* has_identity: uuid is the one in root.json */
+    struct kvs_breaker breaker;
     struct kvs_io_engine *engine;
     char engine_why[160];
     int register_error;
@@ -167,13 +182,14 @@ struct kvs_root {
     uint32_t reads_queued;
     struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
     /* file workers */
-    pthread_t workers[KVS_FILE_WORKERS];
-    uint32_t worker_count;
+    struct kvs_worker workers[KVS_WORKERS_MAX];
     int workers_stop;
     struct kvs_job *jobs, **jobs_tail, *urgent_jobs, **urgent_tail;
     pthread_cond_t job_ready;
     /* capacity */
     uint64_t capacity_bytes, reserve_bytes, used_bytes;
+    uint64_t promised_bytes; /* charged and not allocated yet: the file system does not know */
+    int writes_full; /* a write met a full disk or quota: the next put evicts first */
     struct kvs_fs_space space;
     int64_t space_read_ns;
     struct kvs_link lru, dirty_times;
@@ -186,6 +202,7 @@ struct kvs_root {
     int expiring;
     uint32_t quarantine_count;
     uint64_t quarantine_sequence;
+    int stopped, closed; /* its threads have left; kvs_root_close is over */
 };
 
 /* ---- the store ---- */
@@ -200,8 +217,10 @@ struct kvs_store {
     unsigned fork_generation;
     int closing; /* 1: no new work, 2: threads leave */
     atomic_int is_closing; /* the same for checks without the lock */
-    struct kvs_fs *fs;
+    struct kvs_fs *fs; /* fs_watch.c, over fs_inner */
+    struct kvs_fs *fs_inner;
     int owns_fs;
+    int64_t io_timeout_ns;
     struct kvs_clock *clock;
     int64_t opened_boot_ns, opened_wall_s;
     struct kvs_root roots[KVS_ROOTS_MAX];
@@ -237,6 +256,9 @@ struct kvs_store {
     struct kvs_absent *absent;
     struct kvs_delete *deletes; /* wait for the scans to end */
     struct kvs_stats stats;
+    struct kvs_event events[KVS_EVENTS];
+    uint32_t event_first;
+    atomic_uint event_count;
 };
 
 #endif

@@ -23,7 +23,12 @@ struct kvs_writer_extent;
 
 /* ---- transfers: what the I/O thread moves ---- */
 
-enum kvs_transfer_kind { KVS_TRANSFER_REGION, KVS_TRANSFER_DIRECT, KVS_TRANSFER_WRITE };
+enum kvs_transfer_kind {
+    KVS_TRANSFER_REGION,
+    KVS_TRANSFER_DIRECT,
+    KVS_TRANSFER_WRITE,
+    KVS_TRANSFER_PROBE /* of the root itself: probe.c */
+};
 
 struct kvs_transfer {
     struct kvs_transfer *next;
@@ -35,6 +40,7 @@ struct kvs_transfer {
     uint32_t in_flight;
     int32_t error;
     uint8_t retried;
+    uint8_t again; /* planned when a read of its extent had failed before */
     struct kvs_file *file; /* held (reads) */
     struct kvs_region *region; /* held (REGION, WRITE) */
     struct kvs_load *load; /* held (DIRECT) */
@@ -50,6 +56,8 @@ struct kvs_slot {
     struct kvs_slot *next_free;
     uint64_t piece_start; /* in the transfer */
     uint32_t piece_bytes, tries;
+    int64_t started_ns;
+    uint8_t late; /* given up: nobody waits for it, and its time says nothing of the device */
     int32_t short_bytes; /* what each try moved; -1: not the same */
 };
 
@@ -86,6 +94,7 @@ struct kvs_run { /* one span of one layer */
     struct kvs_region *region; /* held for the reader, NULL with caller memory */
     uint16_t direct_pending; /* transfers straight into caller memory */
     uint8_t reread; /* one of them failed its check: once more, through the pool */
+    uint8_t over; /* counted as done: what still comes of it is thrown away */
 };
 
 struct kvs_load_layer_state {

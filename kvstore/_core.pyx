@@ -42,6 +42,7 @@ cdef enum:
     MESSAGE_BYTES = 1024
     TAKE_MAX = 256
     LOG_MAX = 256
+    EVENT_BYTES = 1400
     # A wait is cut into slices, so that Ctrl-C ends it: handlers cannot run inside the core.
     WAIT_SLICE_NS = 200000000
 
@@ -370,7 +371,8 @@ cdef class Store(Handle):
 
     def __init__(self, *, list roots not None, list classes not None, uint32_t default_class,
                  int role, int engine, uint32_t io_depth, uint64_t pool_bytes,
-                 uint64_t reserve_bytes, int64_t min_age_s, bint manual_ticks=False,
+                 uint64_t reserve_bytes, int64_t min_age_s, int64_t io_timeout_ns,
+                 bint manual_ticks=False,
                  VirtualClock clock=None, FaultFiles files=None, list engines=None):
         """roots: (path bytes, capacity bytes, 0 for the default); classes: (name bytes, ttl s)."""
         if self.handle is not NULL:
@@ -396,6 +398,7 @@ cdef class Store(Handle):
         options.pool_bytes = pool_bytes
         options.reserve_bytes = reserve_bytes
         options.min_age_s = min_age_s
+        options.io_timeout_ns = io_timeout_ns
         options.manual_ticks = manual_ticks
         if clock is not None:
             options.clock = kvs_virtual_clock_face(clock.handle)
@@ -428,15 +431,21 @@ cdef class Store(Handle):
         return self.handle is NULL
 
     def close(self):
-        """Waits, without the GIL, until nothing is in flight."""
+        """Waits, without the GIL, until nothing is in flight. The number of roots whose devices did
+        not answer in time: they are closed by threads left behind."""
         cdef kvs_store *handle = self.handle
+        cdef int left
         self.handle = NULL
         if handle is NULL or not self.mine():
-            return
+            return 0
         with nogil:
-            kvs_close(handle)
-        self.forget_engines()  # the store closed them
+            left = kvs_close(handle)
+        if left:
+            Py_INCREF(self.testing)  # those threads use it as long as they live
+        else:
+            self.forget_engines()  # the store closed them
         sweep()
+        return left
 
     cdef int forget_engines(self) except -1:
         for engine in self.testing[2]:
@@ -460,6 +469,15 @@ cdef class Store(Handle):
         cdef kvs_stats_struct numbers
         kvs_stats(self.open_handle(), &numbers)
         return numbers
+
+    def events(self):
+        """Roots that went down or came back since the last call, as lines for a log."""
+        cdef char text[EVENT_BYTES]
+        cdef kvs_store *handle = self.open_handle()
+        found = []
+        while kvs_event_take(handle, text, EVENT_BYTES):
+            found.append((<bytes>text).decode(errors="replace"))
+        return found
 
     def root_info(self, uint32_t root):
         cdef kvs_root_info_struct info

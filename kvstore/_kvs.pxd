@@ -99,6 +99,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t pool_bytes
         uint64_t reserve_bytes
         int64_t min_age_s
+        int64_t io_timeout_ns
         uint32_t manual_ticks
         kvs_fs *fs
         kvs_clock *clock
@@ -108,7 +109,7 @@ cdef extern from "kvs.h" nogil:
 
     int kvs_open(const kvs_options *options, kvs_store **out, char *message,
                  uint32_t message_bytes)
-    void kvs_close(kvs_store *store)
+    int kvs_close(kvs_store *store)
     int kvs_tick(kvs_store *store)
     int kvs_drop_ram(kvs_store *store)
 
@@ -249,7 +250,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t evicted_before_ttl[16]
         uint64_t evicted_age_s_sum[16]
         uint64_t removed_in_class[16]
-        uint64_t misses_by_reason[14]
+        uint64_t misses_by_reason[16]
         uint64_t extents, blocks, leases, open_files, regions
         uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes
         uint64_t index_bytes
@@ -269,8 +270,14 @@ cdef extern from "kvs.h" nogil:
         uint32_t io_depth
         uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes
         uint64_t reads_in_flight_max
+        uint32_t breaker_state
+        uint64_t breaker_trips
+        int64_t down_ns
+        int64_t probe_in_ns
+        char trouble[192]
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
+    int kvs_event_take(kvs_store *store, char *text, uint32_t text_bytes)
 
     struct kvs_pool_info_struct "kvs_pool_info":
         uint64_t base, bytes

@@ -61,8 +61,16 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     misses_by_reason: dict[str, int]
 
 
+BREAKER_STATES = ("up", "down", "probing")
+
+
 class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One root. engine_why: what better engines said. lost: what the file system cannot do."""
+    """One root. engine_why: what better engines said. lost: what the file system cannot do.
+
+    state: "up"; "down": its device is in trouble and left alone, lookups miss with "root_down";
+    "probing": down and being tried. trouble: why, or why it was the last time; "" when never.
+    down_s, probe_in_s: for how long, and until the next try. trips: how often it went down.
+    """
 
     path: str
     engine: str
@@ -79,6 +87,11 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int
     free_bytes: int
     reads_in_flight_max: int
+    state: str
+    trouble: str
+    down_s: float
+    probe_in_s: float
+    trips: int
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +180,11 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         reserve_bytes=raw["reserve_bytes"],
         free_bytes=raw["free_bytes"],
         reads_in_flight_max=raw["reads_in_flight_max"],
+        state=BREAKER_STATES[raw["breaker_state"]],
+        trouble=raw["trouble"].decode(errors="replace"),
+        down_s=raw["down_ns"] / 1e9,
+        probe_in_s=raw["probe_in_ns"] / 1e9,
+        trips=raw["breaker_trips"],
     )
 
 
@@ -186,6 +204,12 @@ def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
             found.append(
                 f"{root.path}: the pool is not registered with the ring ({root.register_error}):"
                 " more CPU per read; raise the memlock limit (ulimit -l)"
+            )
+        if root.state != "up":
+            found.append(
+                f"{root.path}: down for {root.down_s:.0f} s, {root.trips} times so far:"
+                f" {root.trouble}; its blocks are misses, it is tried again"
+                + (f" in {root.probe_in_s:.0f} s" if root.state == "down" else " now")
             )
         found.extend(f"{root.path}: {LOST_WORDS[word]}" for word in root.lost)
     return found
@@ -211,6 +235,7 @@ def render(info: Info) -> str:
             f" depth {root.io_depth}), {format_size(root.used_bytes)} of"
             f" {format_size(root.capacity_bytes)} used, {format_size(root.free_bytes)} free"
             + (", warming" if root.warming else "")
+            + (f", {root.state.upper()}" if root.state != "up" else "")
         )
     lines += [f"note  {fallback}" for fallback in info.fallbacks]
     return "\n".join(lines)

@@ -57,6 +57,7 @@ class FileCall(IntEnum):
     WRITE_AT = 16
     CLOSE = 17
     LOCK = 18
+    REPLACE = 19
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -228,6 +228,12 @@ static void fault_unlock(struct kvs_fs *fs, int root_fd, const char *path, int l
     inner(fs)->calls->unlock(inner(fs), root_fd, path, lock_fd);
 }
 
+static int fault_replace(struct kvs_fs *fs, int fd, int by_fd)
+{
+    PASS_OR_RETURN(fs, KVS_FS_REPLACE);
+    return inner(fs)->calls->replace(inner(fs), fd, by_fd);
+}
+
 static const struct kvs_fs_calls fault_calls = {
     .open_root = fault_open_root,
     .make_directory = fault_make_directory,
@@ -249,6 +255,7 @@ static const struct kvs_fs_calls fault_calls = {
     .close = fault_close,
     .lock = fault_lock,
     .unlock = fault_unlock,
+    .replace = fault_replace,
 };
 
 int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)

@@ -33,6 +33,7 @@ enum kvs_fs_call {
     KVS_FS_WRITE_AT,
     KVS_FS_CLOSE,
     KVS_FS_LOCK,
+    KVS_FS_REPLACE,
     KVS_FS_CALL_COUNT
 };
 
