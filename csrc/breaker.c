@@ -20,9 +20,8 @@
 
 #include "store.h"
 
-enum { ERRORS_MAX = 16, SLOW_OPS_MIN = 8, SLOW_SHARE = 4 };
-static const int64_t WINDOW_NS = 5 * KVS_NS_PER_S, WAIT_MIN_NS = KVS_NS_PER_S,
-                     WAIT_MAX_NS = 60 * KVS_NS_PER_S;
+enum { ERRORS_MAX = 64, SLOW_OPS_MIN = 8, SLOW_SHARE = 4 };
+static const int64_t WAIT_MIN_NS = KVS_NS_PER_S, WAIT_MAX_NS = 60 * KVS_NS_PER_S;
 
 int kvs_device_error(int error)
 {
@@ -74,8 +73,8 @@ static int load_loses_root_locked(struct kvs_load *load, uint32_t root)
             continue;
         }
         span->failed = 1;
-        for (uint32_t layer = 0;
-             layer < load->ns->layer_count && load->state != KVS_LOAD_ENDED; layer++) {
+        for (uint32_t layer = 0; layer < load->ns->layer_count && load->state != KVS_LOAD_ENDED;
+             layer++) {
             if (!load->runs[(size_t)layer * load->span_count + i].over) {
                 kvs_load_cut_locked(load, layer, span->first_block, KVS_REASON_ROOT_DOWN);
                 kvs_load_span_done_locked(load, layer, i);
@@ -176,7 +175,7 @@ void kvs_breaker_note_locked(struct kvs_root *root, int error, int64_t took_ns)
         return;
     }
     int64_t now_ns = kvs_store_now_ns(root->store);
-    if (now_ns - breaker->window_ns > WINDOW_NS) {
+    if (now_ns - breaker->window_ns > 2 * root->store->io_timeout_ns) {
         breaker->window_ns = now_ns;
         breaker->window_ops = breaker->window_slow = 0;
     }
@@ -184,8 +183,7 @@ void kvs_breaker_note_locked(struct kvs_root *root, int error, int64_t took_ns)
     breaker->window_slow += took_ns > kvs_slow_ns(root->store);
     if (breaker->window_slow >= SLOW_OPS_MIN && 2 * breaker->window_slow > breaker->window_ops) {
         snprintf(why, sizeof(why), "%u of %u operations took longer than %.3g s",
-                 breaker->window_slow, breaker->window_ops,
-                 (double)kvs_slow_ns(root->store) / 1e9);
+                 breaker->window_slow, breaker->window_ops, (double)kvs_slow_ns(root->store) / 1e9);
         kvs_breaker_trip_locked(root, why);
     }
 }
@@ -200,25 +198,39 @@ void kvs_breaker_note_call_locked(struct kvs_root *root, int error)
 
 /* ---- what time shows ---- */
 
+static void give_up_late_locked(struct kvs_root *root, struct kvs_slot *slot, int64_t now_ns)
+{
+    const struct kvs_transfer *transfer = slot->transfer;
+    char why[KVS_TROUBLE_BYTES];
+    slot->late = 1;
+    if (transfer->file && transfer->file->extent) {
+        kvs_extent_unreadable_locked(root, transfer->file->extent, transfer->again);
+    }
+    snprintf(why, sizeof(why), "a %s has been under way for %.3g s",
+             transfer->kind == KVS_TRANSFER_WRITE ? "write" : "read",
+             (double)(now_ns - slot->started_ns) / 1e9);
+    kvs_breaker_trip_locked(root, why);
+}
+
+/* Two rounds must see it: after a pause of the whole machine everything looks late for a moment. */
+int kvs_overdue(const struct kvs_store *store, int64_t began_ns, int64_t now_ns, uint8_t *rounds)
+{
+    if (now_ns - began_ns < store->io_timeout_ns) {
+        *rounds = 0;
+        return 0;
+    }
+    *rounds = (uint8_t)(*rounds < 2 ? *rounds + 1 : 2);
+    return *rounds == 2;
+}
+
 static void overdue_locked(struct kvs_root *root, int64_t now_ns)
 {
-    struct kvs_store *store = root->store;
-    char why[KVS_TROUBLE_BYTES];
     for (uint32_t i = 0; i < root->slot_count; i++) {
         struct kvs_slot *slot = &root->slots[i];
-        const struct kvs_transfer *transfer = slot->transfer;
-        if (!transfer || slot->late || transfer->kind == KVS_TRANSFER_PROBE ||
-            now_ns - slot->started_ns < store->io_timeout_ns) {
-            continue;
+        if (slot->transfer && !slot->late && slot->transfer->kind != KVS_TRANSFER_PROBE &&
+            kvs_overdue(root->store, slot->started_ns, now_ns, &slot->rounds)) {
+            give_up_late_locked(root, slot, now_ns);
         }
-        slot->late = 1;
-        if (transfer->file && transfer->file->extent) {
-            kvs_extent_unreadable_locked(root, transfer->file->extent, transfer->again);
-        }
-        snprintf(why, sizeof(why), "a %s has been under way for %.3g s",
-                 transfer->kind == KVS_TRANSFER_WRITE ? "write" : "read",
-                 (double)(now_ns - slot->started_ns) / 1e9);
-        kvs_breaker_trip_locked(root, why);
     }
 }
 

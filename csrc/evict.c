@@ -12,11 +12,15 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 
 #include "store.h"
 
 enum {
     SPACE_LIFE_NS = 1000000000,
+    SETTLE_TRIES = 50,
+    SETTLE_NS = 2000000,
+    SETTLE_BYTES = 1 << 20, /* directories and the like make figures differ for good */
     FULL_TRIES = 8,   /* evictions for one put that met a full disk */
     STUCK_MAX = 4,    /* files that could not be unlinked, in one search */
     CANDIDATES = 64,  /* extents that a peer used, passed over in one search */
@@ -168,6 +172,28 @@ static void space_refresh(struct kvs_root *root)
     }
 }
 
+/* Some file systems free what was unlinked a little later (xfs). Waits, a moment at most, until the
+ * disk has what we believe to have freed: else others would find less than the reserve. */
+static void space_settle(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_fs_space space;
+    const struct timespec moment = {0, SETTLE_NS};
+    int settled = 0;
+    for (int i = 0; i < SETTLE_TRIES && !settled; i++) {
+        if (i > 0) {
+            nanosleep(&moment, NULL);
+        }
+        settled = store->fs->calls->space(store->fs, root->fd, &space) < 0;
+        kvs_lock(store);
+        if (!settled && space.free_bytes + SETTLE_BYTES >= root->space.free_bytes) {
+            root->space = space.free_bytes > root->space.free_bytes ? space : root->space;
+            settled = 1;
+        }
+        kvs_unlock(store);
+    }
+}
+
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
 {
     struct kvs_store *store = root->store;
@@ -190,6 +216,9 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
         }
         if (hopeless || kvs_evict_one(root, 0) < 0) {
             return -ENOSPC;
+        }
+        if (!above_reserve) {
+            space_settle(root);
         }
     }
 }

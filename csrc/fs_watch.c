@@ -62,18 +62,18 @@ static int left(struct kvs_fs *fs, int result)
 }
 
 /* `call` when the root is not down; while descriptors are short and files can be closed, again. */
-#define WATCHED(fs, root_fd, call)                                                             \
-    do {                                                                                       \
-        int result_ = enter(fs, root_fd, 0);                                                   \
-        if (result_ == 0) {                                                                    \
-            int tries_ = 0;                                                                    \
-            do {                                                                               \
-                result_ = (call);                                                              \
-            } while ((result_ == -EMFILE || result_ == -ENFILE) &&                             \
-                     ++tries_ < DESCRIPTOR_TRIES && kvs_files_spare(((struct watch *)fs)->store)); \
-            result_ = left(fs, result_);                                                       \
-        }                                                                                      \
-        return result_;                                                                        \
+#define WATCHED(fs, root_fd, call)                                                                \
+    do {                                                                                          \
+        int result_ = enter(fs, root_fd, 0);                                                      \
+        if (result_ == 0) {                                                                       \
+            int tries_ = 0;                                                                       \
+            do {                                                                                  \
+                result_ = (call);                                                                 \
+            } while ((result_ == -EMFILE || result_ == -ENFILE) && ++tries_ < DESCRIPTOR_TRIES && \
+                     kvs_files_spare(((struct watch *)fs)->store));                               \
+            result_ = left(fs, result_);                                                          \
+        }                                                                                         \
+        return result_;                                                                           \
     } while (0)
 
 static int watch_open_root(struct kvs_fs *fs, const char *path, int create)

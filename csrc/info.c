@@ -10,9 +10,9 @@
 const char *kvs_reason_name(enum kvs_reason reason)
 {
     static const char *const names[KVS_REASON_COUNT] = {
-        "",        "absent",  "expired",  "evicted",  "deleted", "pending",   "warming",
-        "damaged", "foreign", "io_error", "deadline", "pool",    "cancelled", "closed",
-        "root_down", "busy"};
+        "",          "absent",  "expired",   "evicted",  "deleted",  "pending",
+        "warming",   "damaged", "foreign",   "io_error", "deadline", "pool",
+        "cancelled", "closed",  "root_down", "busy"};
     return (unsigned)reason < KVS_REASON_COUNT ? names[reason] : "unknown";
 }
 

@@ -153,7 +153,7 @@ void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns)
     for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
         struct kvs_worker *worker = &root->workers[i];
         if (!worker->started || worker->left || worker->replaced || worker->since_ns == 0 ||
-            now_ns - worker->since_ns < root->store->io_timeout_ns) {
+            !kvs_overdue(root->store, worker->since_ns, now_ns, &worker->rounds)) {
             continue;
         }
         char why[KVS_TROUBLE_BYTES];

@@ -53,8 +53,8 @@ enum kvs_reason {
     KVS_REASON_POOL,        /* no room in the pool: views are being kept */
     KVS_REASON_CANCELLED,
     KVS_REASON_CLOSED,
-    KVS_REASON_ROOT_DOWN,   /* on a root whose device does not answer, or not well: kvs_root_info */
-    KVS_REASON_BUSY,        /* this machine is short of descriptors or memory: not the file's fault */
+    KVS_REASON_ROOT_DOWN,   /* on a root whose device is in trouble: kvs_root_info */
+    KVS_REASON_BUSY,        /* short of descriptors or memory: not the file's fault */
     KVS_REASON_COUNT
 };
 const char *kvs_reason_name(enum kvs_reason reason); /* "absent", "expired", ... */

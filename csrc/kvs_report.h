@@ -36,7 +36,7 @@ struct kvs_root_info {
     uint32_t io_depth;
     uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes;
     uint64_t reads_in_flight_max;
-    uint32_t breaker_state;  /* enum kvs_breaker_state: 0 in use, 1 down, 2 down and being tried */
+    uint32_t breaker_state;  /* 0 in use, 1 down, 2 down and being tried */
     uint64_t breaker_trips;
     int64_t down_ns;         /* for how long; 0 while in use */
     int64_t probe_in_ns;     /* until it is tried again; 0 while in use or being tried */

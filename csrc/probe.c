@@ -29,8 +29,8 @@ static int identity_check(struct kvs_root *root, int fd, char *why)
     struct kvs_fs *fs = root->store->fs;
     uint8_t uuid[16];
     struct kvs_fs_space space;
-    int error = root->has_identity ? kvs_identity_read(fs, fd, uuid)
-                                   : fs->calls->space(fs, fd, &space);
+    int error =
+        root->has_identity ? kvs_identity_read(fs, fd, uuid) : fs->calls->space(fs, fd, &space);
     if (error == -ENOENT) {
         snprintf(why, KVS_TROUBLE_BYTES, "there is no root.json at its path: %s", not_mounted);
     } else if (error) {

@@ -171,6 +171,8 @@ static inline int kvs_root_down_locked(const struct kvs_root *root)
 }
 int kvs_device_error(int error); /* it speaks of the device */
 int kvs_busy_error(int error);   /* it speaks of this machine's or disk's fullness */
+/* Under way for io_timeout. *rounds: how many rounds of the keeper saw that. */
+int kvs_overdue(const struct kvs_store *store, int64_t began_ns, int64_t now_ns, uint8_t *rounds);
 int64_t kvs_slow_ns(const struct kvs_store *store); /* an operation longer than this is slow */
 void kvs_breaker_note_locked(struct kvs_root *root, int error, int64_t took_ns);
 void kvs_breaker_note_call_locked(struct kvs_root *root, int error);
@@ -241,8 +243,13 @@ uint8_t *kvs_into_block(const struct kvs_load *load, uint32_t layer, uint64_t lo
 void kvs_into_copy(const struct kvs_load *load, uint32_t layer, uint64_t local_block,
                    const uint8_t *cells, uint32_t count);
 
-/* ---- io_thread.c ---- */
+/* ---- io_thread.c, transfers.c ---- */
 void *kvs_io_thread(void *root);
+/* The next to submit pieces of: reads first. *ended gets one that nobody wants any more and that has
+ * to be finished before anything else. */
+struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root, struct kvs_transfer **ended);
+void kvs_transfer_leave_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);
+void kvs_transfer_give_up_locked(struct kvs_root *root, struct kvs_transfer *transfer, int error);
 void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);
 /* Nobody waits for what is in flight any more; its memory stays the engine's until it is back. */
 void kvs_transfers_give_up_locked(struct kvs_root *root);

@@ -20,9 +20,9 @@
 
 enum {
     KVS_FILE_WORKERS = 4,          /* per root: cold opens run in parallel */
-    KVS_WORKERS_MAX = 12,          /* with those in place of workers that a device keeps waiting */
+    KVS_WORKERS_MAX = 12, /* with those in place of workers that a device keeps waiting */
     KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
-    KVS_BUCKETS = 4096,            /* directories of a namespace: 3 hex digits */
+    KVS_BUCKETS = 4096, /* directories of a namespace: 3 hex digits */
     KVS_PATH_BYTES = KVS_FS_NAME_BYTES
 };
 
@@ -39,7 +39,7 @@ struct kvs_ticket {
 
 struct kvs_queue {
     struct kvs_store *store; /* held */
-    uint64_t *tokens;        /* ring of what take() has not fetched */
+    uint64_t *tokens; /* ring of what take() has not fetched */
     uint32_t head, count, room;
     int fd;
 };
@@ -52,10 +52,10 @@ struct kvs_namespace {
     uint8_t fingerprint[32];
     int has_layout; /* 0: only seen on disk; counted and evicted, not served */
     uint32_t layer_count, block_tokens, extent_blocks;
-    uint32_t *cell_bytes;  /* [layer_count] */
+    uint32_t *cell_bytes; /* [layer_count] */
     uint32_t *part_counts; /* [layer_count] */
-    uint32_t *part_first;  /* [layer_count]: index of the layer's first part */
-    uint32_t *part_bytes;  /* all parts, layer after layer */
+    uint32_t *part_first; /* [layer_count]: index of the layer's first part */
+    uint32_t *part_bytes; /* all parts, layer after layer */
     uint32_t part_total;
     uint64_t block_bytes;
     uint64_t largest_cell;
@@ -152,6 +152,7 @@ struct kvs_worker {
     struct kvs_root *home; /* whose jobs it does */
     struct kvs_root *at; /* whose device the call of fs.h under way waits for */
     int64_t since_ns; /* when that call began; 0: in none */
+    uint8_t rounds; /* of the keeper that saw that call overdue */
     uint8_t started, left; /* left: its function is over, join it */
     uint8_t replaced; /* the call took too long: another does its work, it leaves when it is back */
 };

@@ -57,6 +57,7 @@ struct kvs_slot {
     uint64_t piece_start; /* in the transfer */
     uint32_t piece_bytes, tries;
     int64_t started_ns;
+    uint8_t rounds; /* of the keeper that saw it overdue */
     uint8_t late; /* given up: nobody waits for it, and its time says nothing of the device */
     int32_t short_bytes; /* what each try moved; -1: not the same */
 };

@@ -895,8 +895,9 @@ cdef class FaultFiles:
         if self.inner is not NULL:
             kvs_fs_posix_close(self.inner)
 
-    def add(self, int call, int error, uint64_t skip, uint64_t count):
+    def add(self, int call, int error, uint64_t skip, uint64_t count, bint stalls):
         cdef kvs_fs_fault fault
+        fault.stalls = stalls
         fault.call = <kvs_fs_call>call
         fault.error = error
         fault.skip = skip
@@ -905,6 +906,12 @@ cdef class FaultFiles:
 
     def clear(self):
         kvs_fs_fault_clear(self.handle)
+
+    def release_stalled(self):
+        kvs_fs_fault_release_stalled(self.handle)
+
+    def stalled(self):
+        return kvs_fs_fault_stalled(self.handle)
 
     def calls(self, int call):
         return kvs_fs_fault_calls(self.handle, <kvs_fs_call>call)

@@ -177,7 +177,8 @@ class Store:
             if self.core.closed:
                 return
             _open_stores.discard(self)
-            self.log_events()
+            if self._pid == os.getpid():
+                self.log_events()
             if not self._cuda_why:
                 unregister_from_cuda(self.core.pool_info()["base"])
             if left := self.core.close():

@@ -145,7 +145,19 @@ class FaultFiles:
 
     def add(self, call: FileCall, error: int, *, skip: int = 0, count: int = 1) -> None:
         """error: positive errno; 0: the call is dropped but reports success."""
-        self.core.add(call, error, skip, count)
+        self.core.add(call, error, skip, count, False)
+
+    def stall(self, call: FileCall, *, skip: int = 0, count: int = 0) -> None:
+        """The calls (count 0: all from now on) keep their threads until `release_stalled`."""
+        self.core.add(call, 0, skip, count, True)
+
+    def release_stalled(self) -> None:
+        self.core.release_stalled()
+
+    @property
+    def stalled(self) -> int:
+        """How many calls keep their threads just now."""
+        return self.core.stalled()
 
     def clear(self) -> None:
         self.core.clear()

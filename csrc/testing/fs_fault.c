@@ -23,6 +23,9 @@ struct fs_fault {
     struct kvs_fs base;
     struct kvs_fs *inner;
     pthread_mutex_t mutex;
+    pthread_cond_t released;
+    uint64_t releases;
+    unsigned stalled;
     struct planned_fault plan[KVS_FS_FAULT_PLAN];
     unsigned plan_length;
     uint64_t calls[KVS_FS_CALL_COUNT];
@@ -38,6 +41,17 @@ static struct fs_fault *self(struct kvs_fs *fs)
 static struct kvs_fs *inner(struct kvs_fs *fs)
 {
     return self(fs)->inner;
+}
+
+/* With the mutex held, which is given up meanwhile. */
+static void stall(struct fs_fault *fault_fs)
+{
+    const uint64_t before = fault_fs->releases;
+    fault_fs->stalled++;
+    while (fault_fs->releases == before) {
+        pthread_cond_wait(&fault_fs->released, &fault_fs->mutex);
+    }
+    fault_fs->stalled--;
 }
 
 /* PASS, DROP, or the negative errno to fail with. */
@@ -58,6 +72,10 @@ static int judge(struct kvs_fs *fs, enum kvs_fs_call call)
             continue;
         }
         planned->fired++;
+        if (planned->fault.stalls) {
+            stall(fault_fs);
+            break;
+        }
         verdict = -planned->fault.error; /* DROP is 0 */
     }
     pthread_mutex_unlock(&fault_fs->mutex);
@@ -267,6 +285,7 @@ int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)
     fault_fs->base.calls = &fault_calls;
     fault_fs->inner = inner_fs;
     pthread_mutex_init(&fault_fs->mutex, NULL);
+    pthread_cond_init(&fault_fs->released, NULL);
     *out = &fault_fs->base;
     return 0;
 }
@@ -274,6 +293,7 @@ int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)
 void kvs_fs_fault_close(struct kvs_fs *fs)
 {
     if (fs != NULL) {
+        pthread_cond_destroy(&self(fs)->released);
         pthread_mutex_destroy(&self(fs)->mutex);
         free(self(fs));
     }
@@ -283,7 +303,7 @@ void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault)
 {
     struct fs_fault *fault_fs = self(fs);
     assert(fault->call < KVS_FS_CALL_COUNT && fault->error >= 0);
-    assert(fault->error > 0 /* there is no descriptor to drop such a call with */
+    assert(fault->error > 0 || fault->stalls /* there is no descriptor to drop such a call with */
            || (fault->call != KVS_FS_OPEN_ROOT && fault->call != KVS_FS_OPEN_READ &&
                fault->call != KVS_FS_OPEN_TEMP && fault->call != KVS_FS_LOCK));
     pthread_mutex_lock(&fault_fs->mutex);
@@ -302,6 +322,24 @@ void kvs_fs_fault_clear(struct kvs_fs *fs)
     pthread_mutex_lock(&fault_fs->mutex);
     fault_fs->plan_length = 0;
     pthread_mutex_unlock(&fault_fs->mutex);
+}
+
+void kvs_fs_fault_release_stalled(struct kvs_fs *fs)
+{
+    struct fs_fault *fault_fs = self(fs);
+    pthread_mutex_lock(&fault_fs->mutex);
+    fault_fs->releases++;
+    pthread_cond_broadcast(&fault_fs->released);
+    pthread_mutex_unlock(&fault_fs->mutex);
+}
+
+unsigned kvs_fs_fault_stalled(struct kvs_fs *fs)
+{
+    struct fs_fault *fault_fs = self(fs);
+    pthread_mutex_lock(&fault_fs->mutex);
+    const unsigned stalled = fault_fs->stalled;
+    pthread_mutex_unlock(&fault_fs->mutex);
+    return stalled;
 }
 
 uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call)
