@@ -293,8 +293,9 @@ static int posix_close(struct kvs_fs *fs, int fd)
 static int posix_replace(struct kvs_fs *fs, int fd, int by_fd)
 {
     (void)fs;
-    const int rc = dup3(by_fd, fd, O_CLOEXEC) < 0 ? -errno : 0;
-    close(by_fd);
+    const int source = by_fd >= 0 ? by_fd : open("/dev/null", O_RDONLY | O_CLOEXEC);
+    const int rc = dup3(source, fd, O_CLOEXEC) < 0 ? -errno : 0;
+    close(source);
     return rc;
 }
 

@@ -152,7 +152,7 @@ static void root_round_locked(struct kvs_root *root, int64_t now_ns)
         now_ns - root->rescan_ns >= RESCAN_S * KVS_NS_PER_S) {
         root->rescanning = kvs_job_add_locked(root, kvs_rescan_job, NULL, 0) == 0;
     }
-    if (!root->is_owner && store->role == KVS_ROLE_AUTO &&
+    if (!root->is_owner && (store->role == KVS_ROLE_AUTO || root->was_owner) &&
         now_ns - root->lock_tried_ns >= LOCK_RETRY_S * KVS_NS_PER_S) {
         root->lock_tried_ns = now_ns;
         kvs_job_add_locked(root, lock_job, NULL, 0);

@@ -27,9 +27,8 @@ enum kvs_reason kvs_miss_reason_locked(struct kvs_store *store, struct kvs_names
                                        const struct kvs_key *key)
 {
     const struct kvs_extent *holder = holder_locked(store, ns, key);
-    return holder && kvs_root_down_locked(&store->roots[holder->root])
-               ? KVS_REASON_ROOT_DOWN
-               : kvs_removed_reason_locked(store, kvs_tag(ns, key));
+    int down = holder && kvs_root_down_locked(&store->roots[holder->root]);
+    return down ? KVS_REASON_ROOT_DOWN : kvs_removed_reason_locked(store, kvs_tag(ns, key));
 }
 
 /* The same, or that a walk could find it. */

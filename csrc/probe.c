@@ -5,7 +5,8 @@
  * A disk may come back as a new mount: then the store's descriptor leads to a file system that is
  * gone, and the path to the same store (by the uuid in root.json). The root moves over: lock, files
  * and index are given up and taken anew. Without root.json at the path the disk is not mounted and
- * the root stays down; nothing is ever created there.
+ * the root stays down; nothing is ever created there. It lets go of the old directory then, for as
+ * long as somebody holds a file system, a new mount of its device is the old one, dead as it was.
  *
  * Runs on a file worker whose calls are made though the root is down. There is one probe of a root at
  * a time, so a device that never answers costs one worker.
@@ -18,6 +19,8 @@
 #include "store.h"
 
 enum { READ_BYTES = 4096 }; /* of root.json: all of it */
+
+static const int64_t LET_GO_NS = 8 * KVS_NS_PER_S; /* between probes: the fourth */
 
 static const char not_mounted[] = "is its disk mounted?";
 
@@ -100,6 +103,45 @@ static int engine_check(struct kvs_root *root, int root_fd, char *why)
 
 /* ---- another directory ---- */
 
+static void files_release_locked(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    for (uint32_t i = 0; i < store->extent_count; i++) {
+        if (store->extents[i] && store->extents[i]->root == root->number) {
+            kvs_file_release_locked(store, store->extents[i]);
+        }
+    }
+}
+
+static void lock_give_up(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    int lock_fd = root->lock_fd;
+    root->lock_fd = -1;
+    root->was_owner |= root->is_owner;
+    root->is_owner = 0;
+    kvs_unlock(store);
+    if (lock_fd >= 0) {
+        kvs_root_unlock(root, lock_fd);
+    }
+}
+
+/* Holds nothing of the old directory any more. The index stays: its blocks are down, not absent. */
+static void let_go(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    int held = root->inode != 0;
+    root->device = root->inode = 0;
+    files_release_locked(root);
+    kvs_unlock(store);
+    if (held) {
+        lock_give_up(root);
+        store->fs->calls->replace(store->fs, root->fd, -1);
+    }
+}
+
 /* What the index knows of it, and which directories were made: the scan finds out anew. */
 static void forget_locked(struct kvs_root *root)
 {
@@ -109,7 +151,6 @@ static void forget_locked(struct kvs_root *root)
         if (extent && extent->root == root->number && extent->state == KVS_EXTENT_LIVE) {
             kvs_room_refund_locked(root, extent->physical_bytes);
             extent->physical_bytes = 0;
-            kvs_file_release_locked(store, extent);
             kvs_extent_forget_locked(store, extent, KVS_REASON_NONE);
         }
     }
@@ -123,24 +164,19 @@ static void forget_locked(struct kvs_root *root)
 static int move_over(struct kvs_root *root, int fd, const struct kvs_fs_stat *there)
 {
     struct kvs_store *store = root->store;
-    struct kvs_fs *fs = store->fs;
     char holder[160];
-    kvs_lock(store);
-    int lock_fd = root->lock_fd;
-    root->lock_fd = -1;
-    root->is_owner = 0;
-    kvs_unlock(store);
-    if (lock_fd >= 0) {
-        kvs_root_unlock(root, lock_fd);
-    }
-    int error = fs->calls->replace(fs, root->fd, fd);
+    lock_give_up(root);
+    int error = store->fs->calls->replace(store->fs, root->fd, fd);
     kvs_lock(store);
     root->device = there->device;
     root->inode = there->inode;
+    files_release_locked(root);
     forget_locked(root);
+    int was_owner = root->was_owner;
     kvs_unlock(store);
-    if (!error && lock_fd >= 0) {
-        kvs_root_try_lock(root, holder, sizeof(holder)); /* another process may have it: a peer */
+    if (!error && was_owner) {
+        /* Another process may have it: then a peer, until the keeper gets the lock. */
+        kvs_root_try_lock(root, holder, sizeof(holder));
     }
     return error;
 }
@@ -153,22 +189,37 @@ static int must_move(struct kvs_root *root, const struct kvs_fs_stat *there)
            (root->has_identity && kvs_identity_read(root->store->fs, root->fd, uuid) < 0);
 }
 
+/* A dead file system is kept for a few probes: it may answer again by itself. */
+static int is_lost(const struct kvs_root *root, int error)
+{
+    return error == -ENOENT || error == -ENOTDIR ||
+           (kvs_device_error(error) && root->breaker.wait_ns >= LET_GO_NS);
+}
+
 static int probe(struct kvs_root *root, char *why)
 {
     struct kvs_fs *fs = root->store->fs;
     struct kvs_fs_stat there;
     int fd = fs->calls->open_root(fs, root->path, 0);
+    if (fd < 0 && is_lost(root, fd)) {
+        let_go(root);
+    }
     if (fd < 0) {
         snprintf(why, KVS_TROUBLE_BYTES, "its path cannot be opened: %s; %s", strerror(-fd),
                  not_mounted);
         return fd;
     }
+    there.device = there.inode = 0;
     int error = fs->calls->stat_fd(fs, fd, &there);
     if (error) {
         snprintf(why, KVS_TROUBLE_BYTES, "its path does not answer: %s", strerror(-error));
     }
     error = error ? error : identity_check(root, fd, why);
     error = error ? error : engine_check(root, fd, why);
+    int elsewhere = there.device != root->device || there.inode != root->inode;
+    if (error && (elsewhere || is_lost(root, error))) {
+        let_go(root);
+    }
     if (error || !must_move(root, &there)) {
         fs->calls->close(fs, fd);
         return error;

@@ -166,7 +166,8 @@ struct kvs_root {
     uint8_t uuid[16];
     int fd, lock_fd; /* lock_fd -1: not the owner */
     uint64_t device, inode; /* of the directory */
-    int is_owner, warming, has_identity; /* has_identity: uuid is the one in root.json */
+    int is_owner, was_owner; /* was: until its directory was let go of; it wants to be again */
+    int warming, has_identity; /* has_identity: uuid is the one in root.json */
     struct kvs_breaker breaker;
     struct kvs_io_engine *engine;
     char engine_why[160];

@@ -206,7 +206,6 @@ def write_many(store: Store, writers: int, turns: int, blocks: int = 4 * GRID) -
 
 
 @pytest.mark.root
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_budget_and_reserve_hold_on_a_real_disk_under_many_writers(
     kind: str, tmp_path: Path
@@ -230,16 +229,16 @@ def test_budget_and_reserve_hold_on_a_real_disk_under_many_writers(
                 root, capacity="300MB", reserve=reserve, pool="64MB", engine="auto"
             ) as store:
                 assert "direct" not in store.info().roots[0].lost
-                stored = write_many(store, writers=4, turns=100)
+                stored = write_many(store, writers=4, turns=80)
                 stats = store.stats()
                 assert stats.evicted_extents > 0
-                assert stored > 0.9 * 4 * 100 * 4 * GRID
+                assert stored > 0.9 * 4 * 80 * 4 * GRID
         finally:
             stop.set()
             watcher.join()
         assert len(least) > 10
-        # A directory, an inode chunk or the journal may take a few blocks of their own.
-        assert min(least) >= reserve - MIB
+        # Directories, inodes and the journal take blocks of their own between two looks at the disk.
+        assert min(least) >= reserve - 2 * MIB
 
 
 @pytest.mark.root

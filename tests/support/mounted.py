@@ -28,6 +28,11 @@ class Disk:
     def mount(self) -> None:
         run("mount", "-o", "loop", str(self.image), str(self.path))
 
+    def is_mounted(self) -> bool:
+        """Also when it was shut down and answers nothing any more."""
+        places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        return str(self.path) in places
+
     def unmount(self, *, lazy: bool = False) -> None:
         run("umount", *(["-l"] if lazy else []), str(self.path))
 
@@ -55,6 +60,6 @@ def mounted(
         disk.mount()
         yield disk
     finally:
-        while os.path.ismount(disk.path):
+        while disk.is_mounted():
             disk.unmount(lazy=True)
         disk.image.unlink()
