@@ -2,10 +2,10 @@
  * breaker.c: one circuit breaker per root: when a device is left alone, and what that means for all
  * who wait for it. How it is tried again: probe.c.
  *
- * It opens when an operation of the engine or a call of fs.h has been under way for io_timeout, when
- * operations fail one after the other, or when most of them take a large part of io_timeout. While
- * it is open the root has no blocks: lookups pass over its extents, new extents are born on other
- * roots, and fs_watch.c refuses calls without asking the device (-EHOSTDOWN).
+ * It opens when an operation of the engine or a call of fs.h has been under way for io_timeout,
+ * when operations fail one after the other, or when most of them take a large part of io_timeout.
+ * While it is open the root has no blocks: lookups pass over its extents, new extents are born on
+ * other roots, and fs_watch.c refuses calls without asking the device (-EHOSTDOWN).
  *
  * Invariants:
  *   1. Whoever waits for the root is told when it opens: loads get a miss, writers drop. Slots,

@@ -1,8 +1,8 @@
 /*
  * close.c: the end of a store: what still runs is ended in order, and nobody waits without a bound.
  *
- * No new work (closing 1), loads end, writers end or finish their commit, I/O drains and its threads
- * leave (closing 2), times are written, file workers run dry, engines and files are closed.
+ * No new work (closing 1), loads end, writers end or finish their commit, I/O drains and its
+ * threads leave (closing 2), times are written, file workers run dry, engines and files are closed.
  *
  * Invariants:
  *   1. Memory in flight stays mapped. A root whose device does not answer in time is closed by its
@@ -80,7 +80,7 @@ static int all_stopped_locked(const struct kvs_store *store)
     return all;
 }
 
-/* What a device has to answer for: in a thread of its own, which is left behind when it does not. */
+/* What a device has to answer for: in a thread of its own, left behind when it does not. */
 static void *closer(void *argument)
 {
     struct kvs_root *root = argument;

@@ -2,13 +2,13 @@
  * jobs.c: the file workers of a root. Everything of fs.h happens on them, several at a time,
  * because cold opens and last closes take 0.3 to 10 ms and must not sit on the I/O thread.
  *
- * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan). A worker that
- * a call of fs.h keeps for io_timeout is replaced: the root whose device it waits for goes down
- * (fs_watch.c notes which), and what its own root has to do goes on.
+ * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan). A worker
+ * that a call of fs.h keeps for io_timeout is replaced: the root whose device it waits for goes
+ * down (fs_watch.c notes which), and what its own root has to do goes on.
  *
  * Invariants:
  *   1. A job runs exactly once, also when the store is closing.
- *   2. At most KVS_WORKERS_MAX workers, stuck ones included, so a dead device takes no more threads.
+ *   2. At most KVS_WORKERS_MAX workers, stuck ones included: a dead device takes no more threads.
  */
 #include <assert.h>
 #include <errno.h>

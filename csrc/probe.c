@@ -5,11 +5,11 @@
  * A disk may come back as a new mount: then the store's descriptor leads to a file system that is
  * gone, and the path to the same store (by the uuid in root.json). The root moves over: lock, files
  * and index are given up and taken anew. Without root.json at the path the disk is not mounted and
- * the root stays down; nothing is ever created there. It lets go of the old directory then, for as
- * long as somebody holds a file system, a new mount of its device is the old one, dead as it was.
+ * the root stays down; nothing is ever created there. It lets go of the old directory then: as
+ * long as somebody holds a file system, a new mount of its device is the old, dead one.
  *
- * Runs on a file worker whose calls are made though the root is down. There is one probe of a root at
- * a time, so a device that never answers costs one worker.
+ * Runs on a file worker whose calls are made though the root is down. There is one probe of a root
+ * at a time, so a device that never answers costs one worker.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ void kvs_probe_read_done(struct kvs_root *root, struct kvs_transfer *transfer)
     kvs_unlock(root->store);
 }
 
-/* Waits until the engine gives the read back, however long: the memory is the engine's meanwhile. */
+/* Waits until the engine gives the read back, however long: till then the memory is its. */
 static int engine_read(struct kvs_root *root, int fd, void *memory)
 {
     struct kvs_store *store = root->store;
@@ -209,7 +209,8 @@ static int probe(struct kvs_root *root, char *why)
                  not_mounted);
         return fd;
     }
-    there.device = there.inode = 0;
+    there.device = root->device;
+    there.inode = root->inode;
     int error = fs->calls->stat_fd(fs, fd, &there);
     if (error) {
         snprintf(why, KVS_TROUBLE_BYTES, "its path does not answer: %s", strerror(-error));

@@ -72,7 +72,7 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
     if (reason == KVS_REASON_IO_ERROR) { /* once may be chance */
         reason = kvs_adopt(root, writer->ns, ours, 1, &winner);
     }
-    /* A file that vanished left the name free; the owner moves one aside that is damaged, foreign or
+    /* A file that vanished left the name free; the owner moves aside what is damaged, foreign or
      * cannot be read. */
     int moves = reason == KVS_REASON_FOREIGN || reason == KVS_REASON_IO_ERROR;
     *retry = reason == KVS_REASON_ABSENT || (reason == KVS_REASON_DAMAGED && root->is_owner);

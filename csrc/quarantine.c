@@ -1,6 +1,7 @@
 /*
- * quarantine.c: files that failed their checks, or cannot be read, are renamed aside, so that a person can look at them
- * and a new put can take their name. Bounded: beyond the limit the oldest is deleted.
+ * quarantine.c: files that failed their checks, or cannot be read, are renamed aside, so that a
+ * person can look at them and a new put can take their name. Bounded: beyond the limit the oldest
+ * is deleted.
  *
  * Runs on file workers. Only the owner moves files; a peer just stops serving the extent.
  */

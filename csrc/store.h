@@ -70,8 +70,8 @@ void kvs_extent_forget_locked(struct kvs_store *store, struct kvs_extent *extent
                               enum kvs_reason reason);
 void kvs_extent_pin_locked(struct kvs_extent *extent);
 void kvs_extent_unpin_locked(struct kvs_store *store, struct kvs_extent *extent);
-/* Served block `key`: extent and position, or NULL. Expired ones are found too, those on a root that
- * is down are not. */
+/* Served block `key`: extent and position, or NULL. Expired ones are found too, those on a root
+ * that is down are not. */
 struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                             const struct kvs_key *key, uint8_t *position);
 /* The extent whose file has this very name, or NULL. */
@@ -245,8 +245,8 @@ void kvs_into_copy(const struct kvs_load *load, uint32_t layer, uint64_t local_b
 
 /* ---- io_thread.c, transfers.c ---- */
 void *kvs_io_thread(void *root);
-/* The next to submit pieces of: reads first. *ended gets one that nobody wants any more and that has
- * to be finished before anything else. */
+/* The next to submit pieces of: reads first. *ended gets one that nobody wants any more and that
+ * has to be finished before anything else. */
 struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root, struct kvs_transfer **ended);
 void kvs_transfer_leave_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);
 void kvs_transfer_give_up_locked(struct kvs_root *root, struct kvs_transfer *transfer, int error);
@@ -314,8 +314,8 @@ void kvs_times_flush_all(struct kvs_store *store);
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,
                            enum kvs_reason reason);
-/* A read of it failed. Once may be chance; when a read that was begun later (`again`) fails too, and
- * the device did others meanwhile, the extent goes: its key is not tried for ever. */
+/* A read of it failed. Once may be chance; when a read that was begun later (`again`) fails too,
+ * and the device did others meanwhile, the extent goes: its key is not tried for ever. */
 void kvs_extent_unreadable_locked(struct kvs_root *root, struct kvs_extent *extent, int again);
 void kvs_quarantine_count(struct kvs_root *root);
 int kvs_quarantine_move(struct kvs_root *root, const char *path);

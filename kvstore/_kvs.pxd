@@ -199,14 +199,8 @@ cdef extern from "kvs.h" nogil:
     void kvs_load_cancel(kvs_load *load)
 
     struct kvs_load_stats_struct "kvs_load_stats":
-        uint64_t reads
-        uint64_t disk_bytes
-        uint64_t ram_bytes
-        uint64_t direct_bytes
-        uint64_t bounced_bytes
-        uint64_t failed_blocks
-        int64_t opened_ns
-        int64_t finished_ns
+        uint64_t reads, disk_bytes, ram_bytes, direct_bytes, bounced_bytes, failed_blocks
+        int64_t opened_ns, finished_ns
 
     void kvs_load_stats(kvs_load *load, kvs_load_stats_struct *out)
     void kvs_load_close(kvs_load *load)
@@ -272,8 +266,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t reads_in_flight_max
         uint32_t breaker_state
         uint64_t breaker_trips
-        int64_t down_ns
-        int64_t probe_in_ns
+        int64_t down_ns, probe_in_ns
         char trouble[192]
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
@@ -378,8 +371,7 @@ cdef extern from "testing/fs_fault.h" nogil:
     struct kvs_fs_fault:
         kvs_fs_call call
         int error
-        uint64_t skip
-        uint64_t count
+        uint64_t skip, count
         int stalls
 
     int kvs_fs_fault_open(kvs_fs *inner, kvs_fs **out)

@@ -237,7 +237,7 @@ def test_budget_and_reserve_hold_on_a_real_disk_under_many_writers(
             stop.set()
             watcher.join()
         assert len(least) > 10
-        # Directories, inodes and the journal take blocks of their own between two looks at the disk.
+        # Directories, inodes and the journal take blocks of their own between two looks at it.
         assert min(least) >= reserve - 2 * MIB
 
 

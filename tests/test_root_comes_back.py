@@ -1,4 +1,4 @@
-"""A root whose disk goes away while the store is open, and comes back: unmounted, shut down, pulled,
+"""A root whose disk goes away while the store is open, and comes back: unmounted, shut down,
 replaced. Meanwhile nothing is made in the bare directory, and other roots go on.
 
 The first half moves directories about, the second mounts real disks.
@@ -19,7 +19,7 @@ from kvstore.store import open_blocking
 from kvstore.testing import Injection, VirtualClock
 from tests.support.mounted import Disk, mounted
 from tests.support.prompts import GRID, assert_whole, eventually, load, put
-from tests.support.tight import LAYOUT, chain_named
+from tests.support.tight import chain_named
 from tests.support.troubled import ROOMY, Troubled, troubled
 
 GOING_DOWN = {"ext4": 0x8004587D, "xfs": 0x8004587D}  # FS_IOC_GOINGDOWN
@@ -52,7 +52,6 @@ def test_a_root_that_is_not_at_its_path_is_down_and_nothing_is_made_there(
     root, away = tmp_path / "root", tmp_path / "away"
     with troubled(root) as it:
         chain = it.stored()
-        running = it.kv.lease(it.kv.match(chain))
         root.rename(away)
         if there == "an empty directory":
             root.mkdir()
@@ -74,7 +73,6 @@ def test_a_root_that_is_not_at_its_path_is_down_and_nothing_is_made_there(
         away.rename(root)
         it.until_up()
         assert_whole(it.kv, chain)
-        assert running.alive in (True, False)
         assert it.root().is_owner
         assert put(it.kv, chain_named(it.kv, "after")) == GRID
 
@@ -100,7 +98,6 @@ def test_a_copy_of_the_root_at_its_path_is_taken_in_its_place(tmp_path: Path) ->
         assert it.root().is_owner
         physical = sum(path.stat().st_blocks * 512 for path in root.rglob("*.kv"))
         eventually(lambda: it.root().used_bytes == physical, "the budget counts what is there")
-        it.kv.match(new)
         open_here = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists()]
         assert not [path for path in open_here if path.startswith(str(away))]
 
@@ -118,7 +115,8 @@ def test_an_owner_whose_root_was_taken_by_another_comes_back_as_a_peer(tmp_path:
             it.until_up()
             assert not it.root().is_owner
             assert_whole(it.kv, chain)
-        eventually(lambda: it.tick(2) or it.root().is_owner, "it owns the root again")
+        it.tick(2)  # the keeper tries for the lock
+        eventually(lambda: it.root().is_owner, "it owns the root again")
 
 
 def test_a_relative_path_is_the_directory_it_was_at_open(
@@ -208,4 +206,3 @@ def test_a_disk_that_is_unmounted_and_mounted_again_loses_nothing(tmp_path: Path
             it.until_up()
             assert_whole(it.kv, chain)
             assert put(it.kv, chain_named(it.kv, "after")) == GRID
-            assert it.kv.layout == LAYOUT

@@ -45,7 +45,7 @@ struct kvs_fs_fault {
     int error;      /* positive errno; 0: the call is dropped but reports success */
     uint64_t skip;  /* matching calls let through before it fires */
     uint64_t count; /* how often it fires, 0: for ever */
-    int stalls;     /* 1: the call is passed on only after kvs_fs_fault_release_stalled; no error */
+    int stalls;     /* 1: it is passed on only after kvs_fs_fault_release_stalled */
 };
 
 int kvs_fs_fault_open(struct kvs_fs *inner, struct kvs_fs **out);
