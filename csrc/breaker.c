@@ -32,7 +32,6 @@ int kvs_device_error(int error)
     case ENOMEDIUM:
     case EREMOTEIO:
     case ETIMEDOUT:
-    case EROFS: /* what file systems become after an error */
     case EUCLEAN:
     case EBADMSG:
     case ENOTCONN:
