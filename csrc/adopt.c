@@ -22,20 +22,30 @@ static uint8_t class_of(const struct kvs_store *store, const char *name)
     return (uint8_t)store->default_class;
 }
 
-/* Times come from the file and are not believed beyond reason (a clock was wrong, a copy lost
- * them): used in the future means now, valid for longer than any class means the longest. */
-static void times_take(struct kvs_store *store, struct kvs_extent *extent,
+/* A last use before the extent was made, or at the very second its time is up, is no time but what
+ * a file system without atime shows instead. A renewal moves mtime: it was less the ttl ago. */
+int64_t kvs_last_use_s(const struct kvs_root *root, const struct kvs_extent *extent,
                        const struct kvs_fs_stat *stat)
 {
+    struct kvs_store *store = root->store;
+    int64_t now_s = kvs_store_now_s(store), used_s = stat->atime_s;
+    int made_before_it = extent->created_s > now_s || used_s >= extent->created_s;
+    if (root->lost & KVS_FS_LOST_ATIME || !made_before_it || used_s == stat->mtime_s) {
+        used_s = stat->mtime_s - store->classes[extent->class_number].ttl_s;
+    }
+    return used_s < now_s ? used_s : now_s;
+}
+
+/* Times come from the file and are not believed beyond reason (a clock was wrong, a copy lost
+ * them): used in the future means now, valid for longer than any class means the longest. */
+static void times_take(const struct kvs_root *root, struct kvs_extent *extent,
+                       const struct kvs_fs_stat *stat)
+{
+    struct kvs_store *store = root->store;
     int64_t now_s = kvs_store_now_s(store);
     int64_t latest = now_s + kvs_longest_ttl_s(store);
     extent->valid_until_s = stat->mtime_s < latest ? stat->mtime_s : latest;
-    int64_t used = stat->atime_s;
-    if (used <= 0) {
-        used = extent->valid_until_s - store->classes[extent->class_number].ttl_s;
-    }
-    extent->last_use_s = used < now_s ? used : now_s;
-    extent->written_use_s = extent->last_use_s;
+    extent->last_use_s = extent->written_use_s = kvs_last_use_s(root, extent, stat);
 }
 
 static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
@@ -59,7 +69,7 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
     extent->class_number = class_of(store, header->class_name);
     extent->created_s = header->created_s;
     extent->physical_bytes = stat->physical_bytes;
-    times_take(store, extent, stat);
+    times_take(root, extent, stat);
     error = kvs_extent_publish_locked(store, extent);
     if (error) {
         kvs_extent_unpin_locked(store, extent);

@@ -1,6 +1,6 @@
 /*
  * breaker.c: one circuit breaker per root: when a device is left alone, and what that means for all
- * who wait for it. How it is tried again: probe.c.
+ * who wait for it. How it is tried again: recover.c.
  *
  * It opens when an operation of the engine or a call of fs.h has been under way for io_timeout,
  * when operations fail one after the other, or when most of them take a large part of io_timeout.

@@ -1,7 +1,7 @@
 /*
  * breaker.h: the state of a root's circuit breaker, and the probe that closes it again.
  *
- * Known to types.h; what is done with it is in breaker.c (opening) and probe.c (closing).
+ * Known to types.h; what is done with it is in breaker.c (opening) and recover.c (closing).
  */
 #ifndef KVS_BREAKER_H
 #define KVS_BREAKER_H

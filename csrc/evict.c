@@ -87,7 +87,7 @@ void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent)
     }
     kvs_lock(store);
     int64_t now_s = kvs_store_now_s(store);
-    int64_t used_s = stat.atime_s < now_s ? stat.atime_s : now_s;
+    int64_t used_s = kvs_last_use_s(root, extent, &stat);
     int64_t latest_s = now_s + kvs_longest_ttl_s(store);
     int64_t until_s = stat.mtime_s < latest_s ? stat.mtime_s : latest_s;
     if (used_s > extent->last_use_s) {

@@ -233,6 +233,7 @@ void kvs_extent_forget_locked(struct kvs_store *store, struct kvs_extent *extent
     }
     extent->pins++; /* so that the record outlives this function */
     extent->state = KVS_EXTENT_GONE;
+    kvs_scrub_gone_locked(&store->roots[extent->root], extent);
     index_remove_all(store, extent, extent->block_count);
     heap_remove(&store->roots[extent->root], extent);
     kvs_list_remove(&extent->lru);

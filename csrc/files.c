@@ -6,13 +6,17 @@
  *
  * Invariants:
  *   1. A kvs_file exists while its extent points at it or refs > 0; its fd is closed by a job.
- *   2. Busy is never taken for damage: only a header that was read and is wrong condemns a file.
+ *   2. Files being opened and files being read are at most file_max together: a small limit on
+ *      descriptors makes loads slower, not short.
+ *   3. Busy is never taken for damage: only a header that was read and is wrong condemns a file.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "store.h"
+
+enum { SPARE_MIN = 4 }; /* files open at once, however short descriptors are: loads wait for them */
 
 /* What an errno of the metadata waist means for whoever asked for the block. */
 static enum kvs_reason reason_of_errno(int error)
@@ -23,9 +27,9 @@ static enum kvs_reason reason_of_errno(int error)
     case ENOTDIR:
         return KVS_REASON_ABSENT;
     case ENODATA: /* shorter than its header */
-    case EINVAL:  /* not a regular file */
-    case ELOOP:   /* a symbolic link */
-    case ENXIO:   /* a socket */
+    case EINVAL: /* not a regular file */
+    case ELOOP: /* a symbolic link */
+    case ENXIO: /* a socket */
     case EISDIR:
         return KVS_REASON_DAMAGED;
     case EHOSTDOWN:
@@ -164,13 +168,9 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
 void kvs_file_discard(struct kvs_file *file)
 {
     struct kvs_fs *fs = file->root->store->fs;
-    struct kvs_worker *worker = kvs_worker_self();
-    struct kvs_root *at = worker ? worker->at : NULL; /* it may be another root's file */
-    kvs_worker_at(file->root);
+    struct kvs_root *before = kvs_worker_at(file->root); /* it may be another root's file */
     fs->calls->close(fs, file->fd);
-    if (at) {
-        kvs_worker_at(at);
-    }
+    kvs_worker_at(before);
     file_free(file);
 }
 
@@ -228,9 +228,18 @@ void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent)
     }
 }
 
+void kvs_file_ref_locked(struct kvs_file *file)
+{
+    file->root->store->files_busy += file->refs++ == 0;
+}
+
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file)
 {
-    file->refs--;
+    store->files_busy -= --file->refs == 0;
+    if (file->refs == 0 && store->files_refused) {
+        store->files_refused = 0;
+        kvs_wake_all(store); /* somebody waits for the place */
+    }
     let_go(store, file);
 }
 
@@ -238,7 +247,7 @@ struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent
 {
     struct kvs_file *file = extent->file;
     if (file) {
-        file->refs++;
+        kvs_file_ref_locked(file);
         kvs_list_add_first(&store->files, &file->lru);
     }
     return file;
@@ -279,7 +288,8 @@ int kvs_files_spare(struct kvs_store *store)
 {
     kvs_lock(store);
     uint32_t count = store->file_count;
-    store->file_max = count / 2 < store->file_max ? count / 2 : store->file_max;
+    uint32_t fewer = count / 2 > SPARE_MIN ? count / 2 : SPARE_MIN;
+    store->file_max = fewer < store->file_max ? fewer : store->file_max;
     kvs_unlock(store);
     kvs_files_trim(store);
     kvs_lock(store);
@@ -357,6 +367,7 @@ static void open_job(struct kvs_root *root, void *argument)
         kvs_extent_forget_locked(store, extent, KVS_REASON_EVICTED);
     }
     extent->opening = 0;
+    store->files_opening--;
     extent->open_reason = (uint8_t)reason;
     kvs_extent_unpin_locked(store, extent);
     kvs_wake_all(store);
@@ -372,11 +383,17 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent)
     if (extent->file || extent->opening) {
         return;
     }
+    if (store->files_busy + store->files_opening >= store->file_max) {
+        store->files_refused = 1; /* no descriptors left: whoever plans asks again */
+        return;
+    }
     extent->open_reason = 0;
     extent->opening = 1;
+    store->files_opening++;
     kvs_extent_pin_locked(extent);
     if (kvs_job_add_locked(&store->roots[extent->root], open_job, extent, 1) < 0) {
         extent->opening = 0;
+        store->files_opening--;
         extent->open_reason = KVS_REASON_BUSY;
         kvs_extent_unpin_locked(store, extent);
     }

@@ -49,12 +49,15 @@ struct kvs_fs_temp {
     char name[KVS_FS_NAME_BYTES]; /* "" for O_TMPFILE, else its path below the root */
 };
 
-/* What open_read and open_temp had to give up; reported by info(). */
+/* What had to be given up; reported by info(). */
 enum kvs_fs_lost {
     KVS_FS_LOST_DIRECT = 1,  /* no O_DIRECT: reads go through the page cache */
     KVS_FS_LOST_NOATIME = 2, /* not the owner of the file: atime may be rewritten on reads */
     KVS_FS_LOST_TMPFILE = 4, /* no O_TMPFILE: temporary names are used */
-    KVS_FS_LOST_ALLOCATE = 8 /* no fallocate: space is not reserved up front */
+    KVS_FS_LOST_ALLOCATE = 8, /* no fallocate: space is not reserved up front */
+    /* These two the store finds out by itself. */
+    KVS_FS_LOST_ATIME = 16, /* atime is not kept: it is reckoned from mtime */
+    KVS_FS_LOST_WRITE = 32  /* read-only */
 };
 
 /* Called for each entry; `name` is the bare name. A non-zero return ends the listing: list passes
@@ -74,6 +77,9 @@ struct kvs_fs_calls {
     int (*open_temp)(struct kvs_fs *fs, int root_fd, const char *directory,
                      const char *fallback_directory, struct kvs_fs_temp *out);
     int (*allocate)(struct kvs_fs *fs, int fd, uint64_t bytes); /* to the final length, reserved */
+    /* Bytes that transfers on the fd, their memory included, must be multiples of (4096 where the
+     * file system does not say); 0: they go through the page cache, whatever was asked for. */
+    int (*direct_unit)(struct kvs_fs *fs, int fd);
     /* The temporary name, if any, goes; after -EEXIST it stays, for another target. */
     int (*link)(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp, const char *target);
     int (*rename)(struct kvs_fs *fs, int root_fd, const char *from, const char *to); /* replaces */
@@ -107,9 +113,12 @@ struct kvs_fs {
     uint32_t lost; /* bits of kvs_fs_lost, only ever set; atomic access */
 };
 
-/* The real file system. One static object shared by all roots; its state is `lost`, a counter for
+/* The real file system, shared by all roots of a store; its state is `lost`, a counter for
  * temporary names, and (process-wide, as the locks are) the table of locks held. */
 int kvs_fs_posix_open(struct kvs_fs **out);
 void kvs_fs_posix_close(struct kvs_fs *fs);
+/* Whether anybody holds the lock `path`: 1 and its holder as lock() describes it, 0, or a negative
+ * errno. Only looks: the file is neither made nor written, and a lock of this process stays. */
+int kvs_fs_posix_lock_holder(int root_fd, const char *path, char *holder, uint32_t holder_bytes);
 
 #endif

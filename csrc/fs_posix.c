@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -305,6 +306,7 @@ static const struct kvs_fs_calls posix_calls = {
     .open_read = posix_open_read,
     .open_temp = kvs_fs_posix_open_temp,
     .allocate = kvs_fs_posix_allocate,
+    .direct_unit = kvs_fs_posix_direct_unit,
     .link = kvs_fs_posix_link,
     .rename = posix_rename,
     .unlink = posix_unlink,
@@ -325,13 +327,17 @@ static const struct kvs_fs_calls posix_calls = {
 
 int kvs_fs_posix_open(struct kvs_fs **out)
 {
-    static struct fs_posix shared = {.base = {.calls = &posix_calls}};
+    struct fs_posix *posix = calloc(1, sizeof *posix);
+    if (posix == NULL) {
+        return -ENOMEM;
+    }
+    posix->base.calls = &posix_calls;
     kvs_fs_posix_lock_prepare();
-    *out = &shared.base;
+    *out = &posix->base;
     return 0;
 }
 
 void kvs_fs_posix_close(struct kvs_fs *fs)
 {
-    (void)fs; /* static, and locks still held stay held */
+    free(fs); /* locks still held stay held */
 }

@@ -28,6 +28,7 @@ uint64_t kvs_fs_posix_next_number(struct kvs_fs *fs);
 int kvs_fs_posix_open_temp(struct kvs_fs *fs, int root_fd, const char *directory,
                            const char *fallback_directory, struct kvs_fs_temp *out);
 int kvs_fs_posix_allocate(struct kvs_fs *fs, int fd, uint64_t bytes);
+int kvs_fs_posix_direct_unit(struct kvs_fs *fs, int fd);
 int kvs_fs_posix_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp,
                       const char *target);
 int kvs_fs_posix_read_at(struct kvs_fs *fs, int fd, void *buffer, uint32_t bytes, uint64_t offset);

@@ -121,6 +121,27 @@ int kvs_fs_posix_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
     return rc;
 }
 
+int kvs_fs_posix_direct_unit(struct kvs_fs *fs, int fd)
+{
+    (void)fs;
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags < 0) {
+        return -errno;
+    }
+    if (!(flags & O_DIRECT)) {
+        return 0;
+    }
+#ifdef STATX_DIOALIGN /* 6.1; some file systems take the flag and mean nothing by it */
+    struct statx file;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &file) == 0 &&
+        file.stx_mask & STATX_DIOALIGN) {
+        const uint32_t memory = file.stx_dio_mem_align, offset = file.stx_dio_offset_align;
+        return (int)(offset == 0 || memory < offset ? offset : memory);
+    }
+#endif
+    return PAGE;
+}
+
 int kvs_fs_posix_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp,
                       const char *target)
 {

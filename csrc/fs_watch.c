@@ -104,6 +104,11 @@ static int watch_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
     WATCHED(fs, root_fd, inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback, out));
 }
 
+static int watch_direct_unit(struct kvs_fs *fs, int fd)
+{
+    WATCHED(fs, NO_ROOT, inner(fs)->calls->direct_unit(inner(fs), fd));
+}
+
 static int watch_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
 {
     WATCHED(fs, NO_ROOT, inner(fs)->calls->allocate(inner(fs), fd, bytes));
@@ -198,6 +203,7 @@ static const struct kvs_fs_calls watch_calls = {
     .make_directory = watch_make_directory,
     .open_read = watch_open_read,
     .open_temp = watch_open_temp,
+    .direct_unit = watch_direct_unit,
     .allocate = watch_allocate,
     .link = watch_link,
     .rename = watch_rename,

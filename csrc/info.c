@@ -57,7 +57,10 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
     out->register_error = root->register_error;
     out->is_owner = (uint32_t)root->is_owner;
     out->warming = (uint32_t)root->warming;
-    out->lost = __atomic_load_n(&store->fs->lost, __ATOMIC_RELAXED);
+    out->lost = root->lost | __atomic_load_n(&store->fs->lost, __ATOMIC_RELAXED);
+    if (root->is_owner) {
+        out->lost &= ~(uint32_t)KVS_FS_LOST_WRITE; /* it could be written since */
+    }
     out->io_depth = root->slot_count;
     out->capacity_bytes = root->capacity_bytes;
     out->used_bytes = root->used_bytes;
@@ -73,6 +76,7 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
         out->probe_in_ns = breaker->probe_ns - now_ns;
     }
     snprintf(out->trouble, sizeof(out->trouble), "%s", breaker->why);
+    kvs_scrub_info_locked(root, out);
     kvs_unlock(store);
     return 0;
 }
@@ -104,6 +108,11 @@ int kvs_event_take(struct kvs_store *store, char *text, uint32_t text_bytes)
     }
     kvs_unlock(store);
     return count > 0;
+}
+
+void kvs_files_info(struct kvs_store *store, struct kvs_files_info *out)
+{
+    *out = (struct kvs_files_info){store->descriptor_limit, store->file_max};
 }
 
 void kvs_pool_info(struct kvs_store *store, struct kvs_pool_info *out)

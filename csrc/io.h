@@ -2,8 +2,8 @@
  * io.h: the data waist. Every byte of a cell that moves between memory and disk goes through here.
  *
  * Four calls and a wake-up fd: submit, reap, close, register_memory. Engines behind it: io_uring
- * (io_uring.c), threads over pread/pwrite (io_threads.c), and the fault engine for tests
- * (testing/io_fault.c). An engine knows nothing of blocks, extents or loads.
+ * (io_uring.c), Linux AIO (io_aio.c), threads over pread/pwrite (io_threads.c), and the fault
+ * engine for tests (testing/io_fault.c). An engine knows nothing of blocks, extents or loads.
  *
  * The contract, once for all engines:
  *   1. One thread (the root's I/O thread) calls submit and reap; wake_fd may be written (an
@@ -56,7 +56,7 @@ struct kvs_io_engine_calls {
 
 struct kvs_io_engine {
     const struct kvs_io_engine_calls *calls;
-    const char *name; /* "io_uring", "threads", "fault" */
+    const char *name; /* "io_uring", "aio", "threads", "fault" */
     int wake_fd;      /* eventfd, owned by the engine */
     unsigned depth;   /* most operations in flight */
     int registered;   /* 1 when register_memory worked (fixed-buffer reads) */
@@ -64,6 +64,7 @@ struct kvs_io_engine {
 
 /* Engines are made by probing: each returns 0 and *out, or a negative errno that says why not. */
 int kvs_io_uring_open(unsigned depth, struct kvs_io_engine **out);
+int kvs_io_aio_open(unsigned depth, struct kvs_io_engine **out);
 int kvs_io_threads_open(unsigned depth, unsigned thread_count, struct kvs_io_engine **out);
 
 /* "liburing static", "liburing shared" or "shim": how this build reaches io_uring. */

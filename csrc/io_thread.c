@@ -66,7 +66,7 @@ static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_t
     root->read_bytes_queued -= slot->piece_bytes;
     if (transfer->kind == KVS_TRANSFER_DIRECT) {
         transfer->load->stats.reads++;
-    } else if (transfer->region && transfer->region->waiters) {
+    } else if (transfer->kind == KVS_TRANSFER_REGION && transfer->region->waiters) {
         transfer->region->waiters->load->stats.reads++;
     }
 }
@@ -121,6 +121,10 @@ static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
     }
     if (transfer->kind == KVS_TRANSFER_PROBE) {
         kvs_probe_read_done(root, transfer);
+        return;
+    }
+    if (transfer->kind == KVS_TRANSFER_SCRUB) {
+        kvs_scrub_read_done(root);
         return;
     }
     if (kvs_transfer_read_done(root, transfer)) {

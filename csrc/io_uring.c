@@ -17,18 +17,12 @@
 #define _GNU_SOURCE 1 /* syscall */
 #include "io.h"
 #include "io_wait.h"
+#include "uring_open.h"
 
 #include <assert.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
-
-#if defined(KVS_URING_STATIC) || defined(KVS_URING_SHARED)
-#include <liburing.h>
-#else
-#include "uring_shim.h"
-#endif
 
 /* The kernel registers at most 1 GiB per buffer. */
 static const uint64_t PIECE_BYTES = (uint64_t)1 << 30;
@@ -38,15 +32,6 @@ enum {
     COMPLETION_BATCH = 64, /* completions looked at between two moves of the CQ head */
     DEPTH_LIMIT = 16384
 };
-
-/* Dropped one by one, youngest first, by kernels that answer EINVAL. */
-static const unsigned OPTIONAL_FLAGS[] = {
-    IORING_SETUP_DEFER_TASKRUN, /* 6.1: completions are handled in our waits only, in batches */
-    IORING_SETUP_SINGLE_ISSUER, /* 6.0 */
-    IORING_SETUP_COOP_TASKRUN,  /* 5.19 */
-    IORING_SETUP_SUBMIT_ALL,    /* 5.18: one bad request does not hold up those behind it */
-};
-enum { OPTIONAL_FLAG_COUNT = sizeof OPTIONAL_FLAGS / sizeof OPTIONAL_FLAGS[0] };
 
 struct slot {
     struct kvs_io_op *op;
@@ -77,85 +62,15 @@ const char *kvs_io_uring_kind(void)
 #endif
 }
 
-static int is_transient(int result)
-{
-    return result == -ETIME || result == -EINTR || result == -EAGAIN || result == -EBUSY;
-}
-
-/* A ring with as many of the optional flags as the kernel takes; *granted says which. */
-static int ring_open(struct io_uring *ring, unsigned entries, unsigned flags, unsigned *granted)
-{
-    unsigned wanted = flags;
-    for (unsigned i = 0; i < OPTIONAL_FLAG_COUNT; i++) {
-        wanted |= OPTIONAL_FLAGS[i];
-    }
-    for (unsigned dropped = 0;; dropped++) {
-        struct io_uring_params params = {.flags = wanted};
-        int result = io_uring_queue_init_params(entries, ring, &params);
-        if (result == 0 && !(params.features & IORING_FEAT_EXT_ARG)) {
-            io_uring_queue_exit(ring);
-            return -ENOSYS; /* before 5.11 a wait takes no timeout */
-        }
-        if (result != -EINVAL || dropped == OPTIONAL_FLAG_COUNT) {
-            *granted = wanted;
-            return result;
-        }
-        wanted &= ~OPTIONAL_FLAGS[dropped];
-    }
-}
-
-static struct io_uring_sqe *next_sqe(struct io_uring *ring)
-{
-    struct io_uring_sqe *sqe = io_uring_get_sqe(ring);
-    if (sqe == NULL) {
-        abort(); /* the engine's own counting is broken; not an assert: we would write through it */
-    }
-    return sqe;
-}
-
-/* Never by version: seccomp, sysctls, sandboxes and old kernels show themselves by trying. One real
- * read, of the (just written) wake_fd, on a small ring of this thread's own. */
-static int probe(int wake_fd)
-{
-    struct io_uring ring;
-    unsigned granted;
-    int result = ring_open(&ring, 1, 0, &granted);
-    if (result < 0) {
-        return result;
-    }
-    uint64_t counter = 0;
-    kvs_wake_write(wake_fd);
-    struct io_uring_sqe *sqe = next_sqe(&ring);
-    io_uring_prep_read(sqe, wake_fd, &counter, sizeof counter, 0);
-    io_uring_sqe_set_data64(sqe, 0);
-
-    struct __kernel_timespec limit = {.tv_sec = 1};
-    struct io_uring_cqe *cqe = NULL;
-    for (int pass = 0; pass < 4 && cqe == NULL; pass++) { /* a signal may cut a wait short */
-        result = io_uring_submit_and_wait_timeout(&ring, &cqe, 1, &limit, NULL);
-        if (result < 0 && !is_transient(result)) {
-            break;
-        }
-    }
-    if (cqe != NULL) {
-        result = cqe->res < 0 ? cqe->res : counter == 1 ? 0 : -EIO;
-    } else if (result >= 0) {
-        result = -ETIME;
-    }
-    io_uring_queue_exit(&ring);
-    return result;
-}
-
 /* Runs on the thread that will do all I/O: it becomes the ring's only issuer. */
 static int enable(struct uring *u)
 {
     if (u->enabled) {
         return 0;
     }
-    /* Not io_uring_enable_rings(): liburing.so 2.3 forgets to export it. */
-    int fd = u->ring.ring_fd;
-    if (syscall(__NR_io_uring_register, fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) < 0) {
-        return -errno;
+    int result = ring_enable(&u->ring);
+    if (result < 0) {
+        return result;
     }
     u->enabled = 1;
     /* A registered ring belongs to a thread. Only with SINGLE_ISSUER does the kernel refuse to

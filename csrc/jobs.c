@@ -35,13 +35,16 @@ void kvs_worker_set_probes(int on)
     probes = on;
 }
 
-void kvs_worker_at(struct kvs_root *root)
+struct kvs_root *kvs_worker_at(struct kvs_root *root)
 {
+    struct kvs_root *before = root;
     if (self) {
         kvs_lock(root->store);
+        before = self->at;
         self->at = root;
         kvs_unlock(root->store);
     }
+    return before;
 }
 
 static void queue_add(struct kvs_job ***tail, struct kvs_job *job)

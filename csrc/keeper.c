@@ -28,13 +28,15 @@ static void times_write(struct kvs_root *root, int fd, struct kvs_extent *extent
 {
     struct kvs_store *store = root->store;
     struct kvs_fs_stat stat;
+    int known = store->fs->calls->stat_fd(store->fs, fd, &stat) == 0;
     kvs_lock(store);
     int64_t used = extent->last_use_s, until = extent->valid_until_s;
-    kvs_unlock(store);
-    if (store->fs->calls->stat_fd(store->fs, fd, &stat) == 0) {
+    if (known) {
+        int64_t used_by_others = kvs_last_use_s(root, extent, &stat);
         until = stat.mtime_s > until ? stat.mtime_s : until;
-        used = stat.atime_s > used ? stat.atime_s : used;
+        used = used_by_others > used ? used_by_others : used;
     }
+    kvs_unlock(store);
     if (store->fs->calls->set_times(store->fs, fd, used, until) == 0) {
         kvs_lock(store);
         extent->written_use_s = used;
@@ -148,6 +150,7 @@ static void root_round_locked(struct kvs_root *root, int64_t now_ns)
     kvs_expire_locked(root);
     kvs_leave_again_locked(root);
     times_write_back_locked(root, now_ns, 0);
+    kvs_scrub_next_locked(root);
     if (root->is_owner && !root->warming && !root->rescanning &&
         now_ns - root->rescan_ns >= RESCAN_S * KVS_NS_PER_S) {
         root->rescanning = kvs_job_add_locked(root, kvs_rescan_job, NULL, 0) == 0;

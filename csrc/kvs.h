@@ -62,9 +62,10 @@ const char *kvs_reason_name(enum kvs_reason reason); /* "absent", "expired", ...
 enum kvs_role { KVS_ROLE_OWNER, KVS_ROLE_PEER, KVS_ROLE_AUTO };
 
 enum kvs_engine_choice {
-    KVS_ENGINE_AUTO,         /* the best that works: io_uring registered, io_uring, threads */
+    KVS_ENGINE_AUTO,         /* the best that works, in the order below */
     KVS_ENGINE_URING,        /* io_uring with the pool registered where the limit allows */
     KVS_ENGINE_URING_PLAIN,  /* io_uring, pool not registered */
+    KVS_ENGINE_AIO,          /* Linux AIO */
     KVS_ENGINE_THREADS       /* pread and pwrite on threads */
 };
 
@@ -95,6 +96,7 @@ struct kvs_options {
     uint64_t reserve_bytes;        /* free space left to others on each root; 0: 1 % */
     int64_t min_age_s;             /* used within: not evicted (peers); < 0: 60 */
     int64_t io_timeout_ns;         /* one operation or call of the device at most; 0: 10 s */
+    uint64_t scrub_bytes_per_s;    /* verify what lies on disk in idle time; 0: do not */
     uint32_t manual_ticks;         /* tests: the keeper runs only inside kvs_tick */
     struct kvs_fs *fs;             /* NULL: the real one */
     struct kvs_clock *clock;       /* NULL: the real one */

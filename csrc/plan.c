@@ -28,7 +28,7 @@ static struct kvs_transfer *transfer_new(enum kvs_transfer_kind kind, struct kvs
         transfer->memory = memory;
         transfer->bytes = bytes;
         transfer->again = file->extent ? file->extent->unreadable : 0;
-        file->refs++;
+        kvs_file_ref_locked(file);
     }
     return transfer;
 }

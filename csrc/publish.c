@@ -216,7 +216,8 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     if (!error) {
         error = fs->calls->stat_fd(fs, made->temp.fd, &stat);
     }
-    if (!error && __atomic_load_n(&fs->lost, __ATOMIC_RELAXED) & KVS_FS_LOST_DIRECT) {
+    uint32_t lost = root->lost | __atomic_load_n(&fs->lost, __ATOMIC_RELAXED);
+    if (!error && lost & KVS_FS_LOST_DIRECT) {
         /* Through the page cache a later flush() of directories would not be enough. */
         error = fs->calls->sync_file(fs, made->temp.fd);
     }

@@ -149,42 +149,20 @@ static uint32_t depth_of(const struct kvs_options *options)
     return options->io_depth ? options->io_depth : 64;
 }
 
-/* io_uring hands reads of tmpfs to worker threads of the kernel, dearer than our own. */
-static int uring_pointless(const struct kvs_root *root)
-{
-    return strcmp(root->space.type, "tmpfs") == 0;
-}
-
 static int engine_open(struct kvs_root *root, const struct kvs_options *options)
 {
-    uint32_t depth = depth_of(options);
-    int error = -ENOSYS;
-    int wants_uring = options->engine == KVS_ENGINE_URING ||
-                      options->engine == KVS_ENGINE_URING_PLAIN ||
-                      (options->engine == KVS_ENGINE_AUTO && !uring_pointless(root));
-    if (wants_uring) {
-        error = kvs_io_uring_open(depth, &root->engine);
-        if (error) {
-            snprintf(root->engine_why, sizeof(root->engine_why),
-                     "io_uring refused: %s (seccomp profile, kernel.io_uring_disabled or an old "
-                     "kernel)",
-                     strerror(-error));
-        }
-    } else if (options->engine == KVS_ENGINE_AUTO) {
-        snprintf(root->engine_why, sizeof(root->engine_why), "io_uring gains nothing on %s",
-                 root->space.type);
-    }
-    if (error && (options->engine == KVS_ENGINE_AUTO || options->engine == KVS_ENGINE_THREADS)) {
-        error = kvs_io_threads_open(depth, depth < 32 ? depth : 32, &root->engine);
-    }
-    if (error) {
-        return error;
-    }
-    if (options->engine != KVS_ENGINE_URING_PLAIN) {
+    struct kvs_io_wish wish = {
+        .engine = options->engine,
+        .depth = depth_of(options),
+        .file_system = root->space.type,
+        .direct = root->direct,
+    };
+    int error = kvs_io_choose(&wish, &root->engine, root->engine_why);
+    if (!error && options->engine != KVS_ENGINE_URING_PLAIN) {
         root->register_error = root->engine->calls->register_memory(
             root->engine, kvs_arena_base(root->store->arena), kvs_arena_bytes(root->store->arena));
     }
-    return 0;
+    return error;
 }
 
 /* ---- open, start, stop, close ---- */
@@ -204,15 +182,18 @@ static void size_take(struct kvs_root *root, const struct kvs_root_options *opti
 static int lock_take(struct kvs_root *root, char *message, uint32_t message_bytes)
 {
     char holder[160] = "";
+    if (root->store->role == KVS_ROLE_PEER) {
+        return 0;
+    }
     int error = -EBUSY;
     /* A peer that looks whether there is an owner holds the lock for a moment. */
-    for (int i = 0; root->store->role != KVS_ROLE_PEER && error == -EBUSY && i < LOCK_TRIES; i++) {
+    for (int i = 0; error == -EBUSY && i < LOCK_TRIES; i++) {
         struct timespec moment = {0, i * 10000000l};
         nanosleep(&moment, NULL);
         error = kvs_root_try_lock(root, holder, sizeof(holder));
     }
-    if (error == -EBUSY && root->store->role != KVS_ROLE_OWNER) {
-        return 0;
+    if (error && root->store->role == KVS_ROLE_AUTO) {
+        return 0; /* taken, or read-only: a peer's lot */
     }
     if (error == -EBUSY) {
         snprintf(message, message_bytes,
@@ -276,6 +257,10 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     if (error) {
         return error;
     }
+    error = kvs_root_probe(root, message, message_bytes);
+    if (error) {
+        return error;
+    }
     identity_take(root);
     root->engine = options->engine;
     if (root->engine) {
@@ -287,9 +272,8 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     error = engine_open(root, all);
     if (error) {
         snprintf(message, message_bytes,
-                 "no I/O engine for %s: %s; engine=\"auto\" would fall "
-                 "back to threads",
-                 options->path, root->engine_why[0] ? root->engine_why : strerror(-error));
+                 "no I/O engine for %s: %s; engine=\"auto\" takes what works", options->path,
+                 root->engine_why[0] ? root->engine_why : strerror(-error));
     }
     return error;
 }
@@ -308,7 +292,10 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
         root->slots[i].next_free = root->free_slot;
         root->free_slot = &root->slots[i];
     }
-    int error = kvs_jobs_start(root);
+    int error = kvs_scrub_open(root, options->scrub_bytes_per_s);
+    if (!error) {
+        error = kvs_jobs_start(root);
+    }
     if (!error) {
         error = -pthread_create(&root->io_thread, NULL, kvs_io_thread, root);
         root->io_running = error == 0;
@@ -338,6 +325,7 @@ void kvs_root_stop(struct kvs_root *root)
 void kvs_root_close(struct kvs_root *root)
 {
     struct kvs_fs *fs = root->store->fs;
+    kvs_scrub_close(root);
     if (root->engine) {
         root->engine->calls->close(root->engine);
         root->engine = NULL;

@@ -5,6 +5,7 @@
  * The arena stays mapped until the last handle is closed: views may be looked at.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 
 #include "store.h"
 
+enum { FILES_MAX = 65536, SMALL_TABLE = 1024 };
 static const int64_t IO_TIMEOUT_NS = 10 * KVS_NS_PER_S;
 
 /* ---- fork: a child has the memory but none of the threads ---- */
@@ -104,12 +106,23 @@ static void conditions_init(struct kvs_store *store)
     pthread_condattr_destroy(&monotonic);
 }
 
-/* Chains of short extents need hundreds of files: take what the hard limit gives, use a quarter. */
-static uint32_t file_limit(void)
+/* Of a small table, and that is the only kind whose size matters. */
+static uint64_t descriptors_open(uint64_t limit)
+{
+    uint64_t count = 0;
+    for (int fd = 0; fd < (int)limit && limit <= SMALL_TABLE; fd++) {
+        count += fcntl(fd, F_GETFD) >= 0;
+    }
+    return count;
+}
+
+/* Chains of short extents need hundreds of files: takes what the hard limit gives, uses a quarter.
+ * Of a small limit, half of what remains when the store has its own. */
+static int files_limit(struct kvs_store *store, uint32_t root_count)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) < 0) {
-        return 64;
+        return -errno;
     }
     if (limit.rlim_cur < limit.rlim_max) {
         struct rlimit raised = {limit.rlim_max, limit.rlim_max};
@@ -117,8 +130,17 @@ static uint32_t file_limit(void)
             limit = raised;
         }
     }
-    uint64_t quarter = limit.rlim_cur / 4;
-    return quarter < 16 ? 16 : quarter > 65536 ? 65536 : (uint32_t)quarter;
+    /* Directory, lock, the engine's two; one per worker that opens, an event loop's queue. */
+    uint64_t needed = root_count * (4 + KVS_FILE_WORKERS) + 1;
+    needed += descriptors_open(limit.rlim_cur);
+    store->descriptor_limit = limit.rlim_cur;
+    if (needed + 2 > limit.rlim_cur) {
+        return -EMFILE;
+    }
+    uint64_t quarter = limit.rlim_cur / 4, half = (limit.rlim_cur - needed) / 2;
+    uint64_t max = quarter < half ? quarter : half;
+    store->file_max = max > FILES_MAX ? FILES_MAX : max > 1 ? (uint32_t)max : 1;
+    return 0;
 }
 
 static int options_check(const struct kvs_options *options)
@@ -151,7 +173,6 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
     store->clock = options->clock ? options->clock : &real_clock;
     store->opened_boot_ns = kvs_store_now_ns(store);
     store->opened_wall_s = store->clock->wall_s(store->clock);
-    store->file_max = file_limit();
     store->puts_tail = &store->puts;
     kvs_list_init(&store->cached);
     kvs_list_init(&store->files);
@@ -204,6 +225,12 @@ int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *me
         return -ENOMEM;
     }
     error = store_init(store, options);
+    if (!error && (error = files_limit(store, options->root_count)) == -EMFILE) {
+        snprintf(message, message_bytes,
+                 "a limit of %llu open files leaves no room for a store beside those in use: raise "
+                 "it (ulimit -n) by 64 or more",
+                 (unsigned long long)store->descriptor_limit);
+    }
     if (!error) {
         uint64_t pool = options->pool_bytes ? options->pool_bytes : (uint64_t)1 << 30;
         error = kvs_arena_open(pool, &store->arena);

@@ -115,6 +115,7 @@ uint64_t kvs_pool_room_locked(struct kvs_store *store); /* free + evictable */
 
 /* ---- files.c: open extent files and the fd cache ---- */
 void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent);
+void kvs_file_ref_locked(struct kvs_file *file);
 struct kvs_file *kvs_file_hold_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
@@ -136,11 +137,13 @@ void kvs_files_trim(struct kvs_store *store);
 /* Descriptors have run out: fewer are kept from now on. 1: some were closed. */
 int kvs_files_spare(struct kvs_store *store);
 
-/* ---- root.c and jobs.c ---- */
+/* ---- root.c, probe.c and jobs.c ---- */
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
                   const struct kvs_options *all, struct kvs_root *root, char *message,
                   uint32_t message_bytes);
 int kvs_root_start(struct kvs_root *root, const struct kvs_options *options);
+/* After the lock, before the engine. */
+int kvs_root_probe(struct kvs_root *root, char *message, uint32_t message_bytes);
 void kvs_root_stop(struct kvs_root *root);
 void kvs_root_close(struct kvs_root *root);
 int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes);
@@ -159,12 +162,12 @@ void kvs_jobs_stop(struct kvs_root *root);
 /* Workers that a call keeps too long: their root goes down, others take their place. */
 void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns);
 struct kvs_worker *kvs_worker_self(void); /* NULL on other threads */
-/* The next calls by descriptor are for files of this root. */
-void kvs_worker_at(struct kvs_root *root);
+/* The next calls by descriptor are for files of this root; the one before. */
+struct kvs_root *kvs_worker_at(struct kvs_root *root);
 int kvs_worker_probes(void); /* this worker's calls are made though the root is down */
 void kvs_worker_set_probes(int on);
 
-/* ---- breaker.c, probe.c, fs_watch.c: a device in trouble ---- */
+/* ---- breaker.c, recover.c, fs_watch.c: a device in trouble ---- */
 static inline int kvs_root_down_locked(const struct kvs_root *root)
 {
     return root->breaker.state != KVS_BREAKER_CLOSED;
@@ -194,6 +197,9 @@ void kvs_wake_all(struct kvs_store *store);
 /* ---- adopt.c ---- */
 void kvs_scan_job(struct kvs_root *root, void *argument);
 void kvs_rescan_job(struct kvs_root *root, void *argument);
+/* What a file's times say of its last use; never later than now. */
+int64_t kvs_last_use_s(const struct kvs_root *root, const struct kvs_extent *extent,
+                       const struct kvs_fs_stat *stat);
 /* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out);
@@ -310,6 +316,16 @@ void kvs_keeper_round(struct kvs_store *store);
 void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_times_job(struct kvs_root *root, void *extent);
 void kvs_times_flush_all(struct kvs_store *store);
+
+/* ---- scrub.c ---- */
+int kvs_scrub_open(struct kvs_root *root, uint64_t bytes_per_s); /* 0: none */
+void kvs_scrub_close(struct kvs_root *root);                     /* after the threads left */
+/* Begins the next step when it may. */
+void kvs_scrub_next_locked(struct kvs_root *root);
+/* The extent left the index: what is open of it is of no use any more. */
+void kvs_scrub_gone_locked(struct kvs_root *root, const struct kvs_extent *extent);
+void kvs_scrub_read_done(struct kvs_root *root); /* I/O thread */
+void kvs_scrub_info_locked(const struct kvs_root *root, struct kvs_root_info *out);
 
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,

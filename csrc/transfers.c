@@ -39,6 +39,7 @@ static int unwanted_locked(const struct kvs_transfer *transfer)
         return !awaited(transfer->load, transfer->layer, transfer->span);
     case KVS_TRANSFER_WRITE:
         return transfer->made->state == KVS_MADE_DROPPED;
+    case KVS_TRANSFER_SCRUB:
     case KVS_TRANSFER_PROBE:
         return 0;
     case KVS_TRANSFER_REGION:

@@ -12,6 +12,7 @@
 #include "breaker.h"
 #include "format.h"
 #include "index.h"
+#include "io_choose.h"
 #include "kvs.h"
 #include "list.h"
 #include "types_work.h"
@@ -168,9 +169,11 @@ struct kvs_root {
     uint64_t device, inode; /* of the directory */
     int is_owner, was_owner; /* was: until its directory was let go of; it wants to be again */
     int warming, has_identity; /* has_identity: uuid is the one in root.json */
+    int direct; /* transfers go round the page cache */
+    uint32_t lost; /* bits of enum kvs_fs_lost, of this directory; set at open */
     struct kvs_breaker breaker;
     struct kvs_io_engine *engine;
-    char engine_why[160];
+    char engine_why[KVS_ENGINE_WHY_BYTES];
     int register_error;
     /* I/O thread: slots are its own; queues under the lock */
     pthread_t io_thread;
@@ -202,6 +205,7 @@ struct kvs_root {
     int64_t rescan_from_s;
     int rescanning;
     int expiring;
+    struct kvs_scrub *scrub; /* scrub.c; NULL: not asked for */
     uint32_t quarantine_count;
     uint64_t quarantine_sequence;
     int stopped, closed; /* its threads have left; kvs_root_close is over */
@@ -242,7 +246,9 @@ struct kvs_store {
     uint64_t cached_bytes, staging_bytes;
     uint32_t region_count;
     struct kvs_link files;
-    uint32_t file_count, file_max;
+    uint32_t file_count, file_max, files_opening, files_busy; /* busy: refs > 0 */
+    int files_refused; /* an open waits for a file to come free */
+    uint64_t descriptor_limit;
     struct kvs_link leases, loads, writers;
     uint32_t lease_count;
     uint64_t reserved_total;

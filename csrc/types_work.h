@@ -27,7 +27,8 @@ enum kvs_transfer_kind {
     KVS_TRANSFER_REGION,
     KVS_TRANSFER_DIRECT,
     KVS_TRANSFER_WRITE,
-    KVS_TRANSFER_PROBE /* of the root itself: probe.c */
+    KVS_TRANSFER_SCRUB, /* has nothing but memory; scrub.c's own */
+    KVS_TRANSFER_PROBE /* of the root itself: recover.c */
 };
 
 struct kvs_transfer {

@@ -10,6 +10,7 @@ A cache may forget, it must never lie, and it must never hang: missing or damage
 with a reason, exceptions are for misuse, a closed store and `open`.
 """
 
+from kvstore.accounting import Ledger, Usage, money, ram_share_of, usage
 from kvstore.cache import Block, Cache, Miss
 from kvstore.chain import Chain
 from kvstore.errors import (
@@ -25,12 +26,14 @@ from kvstore.layout import Layout
 from kvstore.load import Layer, Load, Span
 from kvstore.memory import Pointer, alloc
 from kvstore.pages import Pages
+from kvstore.prices import PRICES, Price, price_of
 from kvstore.report import BuildInfo, Info, Stats, build_info
 from kvstore.store import Store, open, open_blocking
 from kvstore.version import VERSION as __version__
 from kvstore.writer import Writer
 
 __all__ = [
+    "PRICES",
     "Block",
     "Cache",
     "Chain",
@@ -41,23 +44,30 @@ __all__ = [
     "Layout",
     "LayoutWarning",
     "Lease",
+    "Ledger",
     "Load",
     "Miss",
     "OpenError",
     "Pages",
     "Pointer",
     "PoolTooSmall",
+    "Price",
     "Span",
     "Stats",
     "Store",
     "StoreClosed",
     "StoreForked",
+    "Usage",
     "Writer",
     "__version__",
     "alloc",
     "info",
+    "money",
     "open",
     "open_blocking",
+    "price_of",
+    "ram_share_of",
+    "usage",
 ]
 
 

@@ -24,7 +24,7 @@ from cpython.buffer cimport (
 )
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EAGAIN, ENOENT, E2BIG, ETIMEDOUT
+from libc.errno cimport EAGAIN, EBUSY, ENOENT, E2BIG, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -35,6 +35,7 @@ import os
 import time
 
 from kvstore._kvs cimport *
+from kvstore._kvs_testing cimport *
 from kvstore.errors import OpenError, PoolTooSmall, StoreClosed, StoreForked, error_of
 
 cdef enum:
@@ -57,6 +58,7 @@ ENGINES = {
     "auto": KVS_ENGINE_AUTO,
     "io_uring": KVS_ENGINE_URING,
     "io_uring_plain": KVS_ENGINE_URING_PLAIN,
+    "aio": KVS_ENGINE_AIO,
     "threads": KVS_ENGINE_THREADS,
 }
 PAGE_KINDS = {
@@ -69,6 +71,8 @@ LOST = {
     "noatime": KVS_FS_LOST_NOATIME,
     "tmpfile": KVS_FS_LOST_TMPFILE,
     "allocate": KVS_FS_LOST_ALLOCATE,
+    "atime": KVS_FS_LOST_ATIME,
+    "write": KVS_FS_LOST_WRITE,
 }
 REASONS = tuple(kvs_reason_name(<kvs_reason>i).decode() for i in range(KVS_REASON_COUNT))
 
@@ -160,13 +164,7 @@ def xxh3(data):
     return value
 
 
-def format_constants():
-    """Struct of an extent file -> field -> (offset, bytes), as the compiler laid them out."""
-    found = {}
-    for i in range(DISK_FIELD_COUNT):
-        fields = found.setdefault(DISK_FIELDS[i].structure.decode(), {})
-        fields[DISK_FIELDS[i].field.decode()] = (DISK_FIELDS[i].offset, DISK_FIELDS[i].bytes)
-    return found
+include "_offline.pxi"
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -372,6 +370,7 @@ cdef class Store(Handle):
     def __init__(self, *, list roots not None, list classes not None, uint32_t default_class,
                  int role, int engine, uint32_t io_depth, uint64_t pool_bytes,
                  uint64_t reserve_bytes, int64_t min_age_s, int64_t io_timeout_ns,
+                 uint64_t scrub_bytes_per_s=0,
                  bint manual_ticks=False,
                  VirtualClock clock=None, FaultFiles files=None, list engines=None):
         """roots: (path bytes, capacity bytes, 0 for the default); classes: (name bytes, ttl s)."""
@@ -399,6 +398,7 @@ cdef class Store(Handle):
         options.reserve_bytes = reserve_bytes
         options.min_age_s = min_age_s
         options.io_timeout_ns = io_timeout_ns
+        options.scrub_bytes_per_s = scrub_bytes_per_s
         options.manual_ticks = manual_ticks
         if clock is not None:
             options.clock = kvs_virtual_clock_face(clock.handle)
@@ -482,6 +482,11 @@ cdef class Store(Handle):
     def root_info(self, uint32_t root):
         cdef kvs_root_info_struct info
         check(kvs_root_info(self.open_handle(), root, &info), "root_info")
+        return info
+
+    def files_info(self):
+        cdef kvs_files_info_struct info
+        kvs_files_info(self.open_handle(), &info)
         return info
 
     def pool_info(self):
@@ -919,6 +924,12 @@ cdef class FaultFiles:
     def set_space(self, uint64_t total_bytes, uint64_t free_bytes):
         kvs_fs_fault_set_space(self.handle, total_bytes, free_bytes)
 
+    def set_poor(self, uint32_t poor):
+        kvs_fs_fault_set_poor(self.handle, poor)
+
+    def set_direct_unit(self, int unit_bytes):
+        kvs_fs_fault_set_direct_unit(self.handle, unit_bytes)
+
 
 cdef class RawReader:
     """Raw reads without a store; used by the thread that made it."""
@@ -926,7 +937,8 @@ cdef class RawReader:
     cdef kvs_raw_reader *handle
 
     def __cinit__(self, list paths not None, uint32_t io_bytes, uint32_t depth_max,
-                  uint64_t memory_bytes):
+                  uint64_t memory_bytes, str engine="auto"):
+        cdef kvs_engine_choice choice = ENGINES[engine]
         cdef const char **array = <const char **>calloc(len(paths) + 1, sizeof(char *))
         cdef uint32_t count = <uint32_t>len(paths)
         cdef bytes path
@@ -938,7 +950,7 @@ cdef class RawReader:
                 array[i] = PyBytes_AS_STRING(path)  # owned by `paths`
             with nogil:
                 code = kvs_raw_reader_open(array, count, io_bytes, depth_max, memory_bytes,
-                                           &self.handle)
+                                           choice, &self.handle)
         finally:
             free(array)
         check(code, "opening files for raw reads (O_DIRECT)")

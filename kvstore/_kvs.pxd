@@ -1,5 +1,5 @@
 # The binding's view of the core: kvs.h and what it includes, in the order of the headers, nothing
-# else. The last part mirrors csrc/testing/ (fault engine, fault file system, virtual clock).
+# else. What mirrors csrc/testing/ is in _kvs_testing.pxd.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -41,6 +41,7 @@ cdef extern from "fs.h" nogil:
 
     enum kvs_fs_lost:
         KVS_FS_LOST_DIRECT, KVS_FS_LOST_NOATIME, KVS_FS_LOST_TMPFILE, KVS_FS_LOST_ALLOCATE
+        KVS_FS_LOST_ATIME, KVS_FS_LOST_WRITE
 
     int kvs_fs_posix_open(kvs_fs **out)
     void kvs_fs_posix_close(kvs_fs *fs)
@@ -75,7 +76,8 @@ cdef extern from "kvs.h" nogil:
         KVS_ROLE_OWNER, KVS_ROLE_PEER, KVS_ROLE_AUTO
 
     enum kvs_engine_choice:
-        KVS_ENGINE_AUTO, KVS_ENGINE_URING, KVS_ENGINE_URING_PLAIN, KVS_ENGINE_THREADS
+        KVS_ENGINE_AUTO, KVS_ENGINE_URING, KVS_ENGINE_URING_PLAIN, KVS_ENGINE_AIO
+        KVS_ENGINE_THREADS
 
     struct kvs_class:
         char name[16]
@@ -100,6 +102,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t reserve_bytes
         int64_t min_age_s
         int64_t io_timeout_ns
+        uint64_t scrub_bytes_per_s
         uint32_t manual_ticks
         kvs_fs *fs
         kvs_clock *clock
@@ -241,6 +244,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
         uint64_t published_extents
         uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents
+        uint64_t scrub_bytes, scrub_extents, scrub_damaged, scrub_passes
         uint64_t evicted_before_ttl[16]
         uint64_t evicted_age_s_sum[16]
         uint64_t removed_in_class[16]
@@ -254,7 +258,7 @@ cdef extern from "kvs.h" nogil:
     struct kvs_root_info_struct "kvs_root_info":
         char path[1024]
         char engine[24]
-        char engine_why[160]
+        char engine_why[256]
         char file_system[16]
         uint32_t registered
         int32_t register_error
@@ -268,9 +272,17 @@ cdef extern from "kvs.h" nogil:
         uint64_t breaker_trips
         int64_t down_ns, probe_in_ns
         char trouble[192]
+        uint64_t scrub_bytes_per_s
+        uint64_t scrub_pass_extents
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
     int kvs_event_take(kvs_store *store, char *text, uint32_t text_bytes)
+
+    struct kvs_files_info_struct "kvs_files_info":
+        uint64_t descriptor_limit
+        uint32_t open_max
+
+    void kvs_files_info(kvs_store *store, kvs_files_info_struct *out)
 
     struct kvs_pool_info_struct "kvs_pool_info":
         uint64_t base, bytes
@@ -279,122 +291,3 @@ cdef extern from "kvs.h" nogil:
         double huge_coverage
 
     void kvs_pool_info(kvs_store *store, kvs_pool_info_struct *out)
-
-# The layout of an extent file, as compiled: tests hold docs/FORMAT.md against it.
-cdef extern from *:
-    """
-    #include <stddef.h>
-    #include "format.h"
-
-    #define DISK_FIELD(s, f) {#s, #f, offsetof(struct s, f), sizeof(((struct s *)0)->f)}
-    static const struct disk_field {
-        const char *structure, *field;
-        size_t offset, bytes;
-    } DISK_FIELDS[] = {
-        DISK_FIELD(kvs_disk_header, magic), DISK_FIELD(kvs_disk_header, version),
-        DISK_FIELD(kvs_disk_header, section_count), DISK_FIELD(kvs_disk_header, header_bytes),
-        DISK_FIELD(kvs_disk_header, file_bytes), DISK_FIELD(kvs_disk_header, page_xxh3),
-        DISK_FIELD(kvs_disk_header, layer_count), DISK_FIELD(kvs_disk_header, block_count),
-        DISK_FIELD(kvs_disk_header, block_tokens), DISK_FIELD(kvs_disk_header, zero),
-        DISK_FIELD(kvs_disk_section, type), DISK_FIELD(kvs_disk_section, flags),
-        DISK_FIELD(kvs_disk_section, offset), DISK_FIELD(kvs_disk_section, bytes),
-        DISK_FIELD(kvs_disk_section, zero), DISK_FIELD(kvs_disk_section, xxh3),
-        DISK_FIELD(kvs_disk_chain, parent), DISK_FIELD(kvs_disk_chain, start),
-        DISK_FIELD(kvs_disk_chain, parent_known), DISK_FIELD(kvs_disk_chain, zero),
-        DISK_FIELD(kvs_disk_class, name), DISK_FIELD(kvs_disk_class, created_s),
-        DISK_FIELD(kvs_disk_class, ttl_s),
-    };
-    enum { DISK_FIELD_COUNT = sizeof(DISK_FIELDS) / sizeof(DISK_FIELDS[0]) };
-    """
-    struct disk_field:
-        const char *structure
-        const char *field
-        size_t offset
-        size_t bytes
-    const disk_field DISK_FIELDS[]
-    enum: DISK_FIELD_COUNT
-
-cdef extern from "testing/io_fault.h" nogil:
-    struct kvs_virtual_clock:
-        pass
-
-    int kvs_virtual_clock_open(int64_t wall_s, kvs_virtual_clock **out)
-    void kvs_virtual_clock_close(kvs_virtual_clock *clock)
-    kvs_clock *kvs_virtual_clock_face(kvs_virtual_clock *clock)
-    int64_t kvs_virtual_clock_now_ns(kvs_virtual_clock *clock)
-    void kvs_virtual_clock_advance(kvs_virtual_clock *clock, int64_t ns)
-    void kvs_virtual_clock_step_wall(kvs_virtual_clock *clock, int64_t seconds)
-
-    enum kvs_fault_kind:
-        KVS_FAULT_ERRNO, KVS_FAULT_SHORT, KVS_FAULT_DELAY, KVS_FAULT_BIT_FLIP, KVS_FAULT_STALL
-        KVS_FAULT_CUT
-
-    struct kvs_fault:
-        kvs_fault_kind kind
-        int io_kind
-        uint64_t skip
-        uint64_t count
-        uint64_t value
-
-    struct kvs_fault_record:
-        uint64_t sequence
-        int32_t io_kind
-        int32_t fd
-        uint64_t inode
-        uint64_t offset
-        uint64_t bytes
-        int64_t submitted_ns
-        int64_t completed_ns
-        int64_t result
-        uint64_t buffer
-
-    struct kvs_fault_device:
-        uint64_t bytes_per_second
-        int64_t latency_ns
-        unsigned int depth
-        int auto_advance
-
-    int kvs_io_fault_open(kvs_virtual_clock *clock, const kvs_fault_device *device,
-                          kvs_io_engine **out)
-    void kvs_io_fault_add(kvs_io_engine *engine, const kvs_fault *fault)
-    void kvs_io_fault_clear(kvs_io_engine *engine)
-    void kvs_io_fault_release_stalled(kvs_io_engine *engine)
-    uint64_t kvs_io_fault_log(kvs_io_engine *engine, uint64_t start, kvs_fault_record *out,
-                              uint64_t max)
-    int64_t kvs_io_fault_next_ns(kvs_io_engine *engine)
-    int kvs_io_fault_settle(kvs_io_engine *engine, int timeout_ms)
-
-cdef extern from "testing/fs_fault.h" nogil:
-    enum kvs_fs_call:
-        KVS_FS_CALL_COUNT
-
-    struct kvs_fs_fault:
-        kvs_fs_call call
-        int error
-        uint64_t skip, count
-        int stalls
-
-    int kvs_fs_fault_open(kvs_fs *inner, kvs_fs **out)
-    void kvs_fs_fault_close(kvs_fs *fs)
-    void kvs_fs_fault_add(kvs_fs *fs, const kvs_fs_fault *fault)
-    void kvs_fs_fault_clear(kvs_fs *fs)
-    void kvs_fs_fault_release_stalled(kvs_fs *fs)
-    unsigned int kvs_fs_fault_stalled(kvs_fs *fs)
-    uint64_t kvs_fs_fault_calls(kvs_fs *fs, kvs_fs_call call)
-    void kvs_fs_fault_set_space(kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
-
-cdef extern from "testing/raw_read.h" nogil:
-    struct kvs_raw_reader:
-        pass
-
-    struct kvs_raw_result:
-        uint64_t bytes
-        int64_t ns
-
-    int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                            uint32_t depth_max, uint64_t memory_bytes, kvs_raw_reader **out)
-    int kvs_raw_reader_run(kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
-                           kvs_raw_result *out)
-    const char *kvs_raw_reader_engine(const kvs_raw_reader *reader)
-    int kvs_raw_reader_registered(const kvs_raw_reader *reader)
-    void kvs_raw_reader_close(kvs_raw_reader *reader)

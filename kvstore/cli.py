@@ -4,34 +4,36 @@ Exit codes of every word unless its help says otherwise: 0 done, 1 it could not 
 is on stderr), 2 the command line is wrong.
 """
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
 
-from kvstore.commands import info
-from kvstore.commands.common import FAILED
+from kvstore.commands import explain, fsck, info, plan, quarantine
+from kvstore.commands.common import FAILED, Parser
 from kvstore.errors import KvstoreError
 from kvstore.version import VERSION
 
-_WORDS = (info,)
+_WORDS = (info, explain, plan, fsck, quarantine)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit code."""
-    options = parser().parse_args(arguments)
+    options, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.getLogger("kvstore").addHandler(logging.NullHandler())  # `note` lines say it all
     try:
         code: int = options.run(options)
-    except (KvstoreError, OSError) as error:
-        print(f"kvstore: {error}", file=sys.stderr)
+    except (KvstoreError, OSError, ValueError, KeyError) as error:
+        told = error.args[0] if isinstance(error, KeyError) else error
+        print(f"kvstore: {told}", file=sys.stderr)
         return FAILED
     return code
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Every word with its arguments."""
-    whole = argparse.ArgumentParser(
+    whole = Parser(
         prog="kvstore", description="Keeps LLM KV-cache blocks on SSD and streams them back."
     )
     whole.add_argument("--version", action="version", version=f"kvstore {VERSION}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore import _core
-from kvstore.units import parse_duration, parse_size
+from kvstore.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from kvstore.testing import Injection
@@ -34,6 +34,7 @@ class Options:
     reserve: int | str | None
     min_age: float | str
     io_timeout: float | str
+    scrub: int | str | None
     testing: "Injection | None"
 
     def __post_init__(self) -> None:
@@ -56,6 +57,8 @@ class Options:
             raise ValueError("io_timeout must be longer than 0")
         if self.reserve is not None:
             parse_size(self.reserve, "reserve")
+        if self.scrub is not None and parse_rate(self.scrub, "scrub") == 0:
+            raise ValueError("scrub must be larger than 0 bytes a second; None is off")
 
     def open_core(self) -> _core.Store:
         """Opens the core's store; blocks. OpenError."""
@@ -72,6 +75,7 @@ class Options:
             reserve_bytes=_reserve_bytes(self.reserve),
             min_age_s=-(-parse_duration(self.min_age, "min_age") // 10**9),
             io_timeout_ns=parse_duration(self.io_timeout, "io_timeout"),
+            scrub_bytes_per_s=0 if self.scrub is None else parse_rate(self.scrub, "scrub"),
             manual_ticks=injected is not None and injected.manual_ticks,
             clock=injected.core_clock if injected else None,
             files=injected.core_files if injected else None,

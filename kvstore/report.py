@@ -15,8 +15,11 @@ LOST_WORDS = {
     "noatime": "files of another user: last use may be rewritten by reads",
     "tmpfile": "no O_TMPFILE: temporary names are used while writing",
     "allocate": "no fallocate: space is not reserved before writing",
+    "atime": "last use is not kept: after a restart the time of renewal stands for it",
+    "write": "read-only: nothing is stored, renewed or evicted here",
 }
 COVERAGE_WANTED = 0.9
+OPEN_FILES_WANTED = 1024
 
 
 class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     expired_extents: int
     deleted_extents: int
     quarantined_extents: int
+    scrub_bytes: int
+    scrub_extents: int
+    scrub_damaged: int
+    scrub_passes: int
     extents: int
     blocks: int
     leases: int
@@ -70,6 +77,7 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: "up"; "down": its device is in trouble and left alone, lookups miss with "root_down";
     "probing": down and being tried. trouble: why, or why it was the last time; "" when never.
     down_s, probe_in_s: for how long, and until the next try. trips: how often it went down.
+    scrub_bytes_per_s: 0 is off; scrub_pass_extents: looked at in its pass, or the last one.
     """
 
     path: str
@@ -92,6 +100,15 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     down_s: float
     probe_in_s: float
     trips: int
+    scrub_bytes_per_s: int
+    scrub_pass_extents: int
+
+
+class FilesInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """descriptor_limit: RLIMIT_NOFILE, raised as far as it goes. open_max: extents kept open."""
+
+    descriptor_limit: int
+    open_max: int
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +135,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
     build: BuildInfo
     pool: PoolInfo
+    files: FilesInfo
     roots: list[RootInfo]
     fallbacks: list[str]
 
@@ -157,8 +175,13 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
         cuda_why=cuda_why,
     )
     roots = [_root(core.root_info(i)) for i in range(raw["root_count"])]
+    files = FilesInfo(**core.files_info())
     return Info(
-        build=build_info(version), pool=pool, roots=roots, fallbacks=_fallbacks(pool, roots)
+        build=build_info(version),
+        pool=pool,
+        files=files,
+        roots=roots,
+        fallbacks=_fallbacks(pool, files, roots),
     )
 
 
@@ -185,10 +208,12 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         down_s=raw["down_ns"] / 1e9,
         probe_in_s=raw["probe_in_ns"] / 1e9,
         trips=raw["breaker_trips"],
+        scrub_bytes_per_s=raw["scrub_bytes_per_s"],
+        scrub_pass_extents=raw["scrub_pass_extents"],
     )
 
 
-def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
+def _fallbacks(pool: PoolInfo, files: FilesInfo, roots: Sequence[RootInfo]) -> list[str]:
     found = []
     if pool.pages == "small" or pool.huge_coverage < COVERAGE_WANTED:
         found.append(
@@ -197,6 +222,12 @@ def _fallbacks(pool: PoolInfo, roots: Sequence[RootInfo]) -> list[str]:
         )
     if pool.cuda_why.startswith("cuda"):
         found.append(f"pool: not pinned for CUDA copies: {pool.cuda_why}")
+    if files.open_max < OPEN_FILES_WANTED:
+        found.append(
+            f"files: {files.open_max} extents are kept open, the limit on open files is"
+            f" {files.descriptor_limit}: long loads open the others again for each layer; raise it"
+            f" (ulimit -n) to {4 * OPEN_FILES_WANTED}"
+        )
     for root in roots:
         if root.engine_why:
             found.append(f"{root.path}: engine {root.engine}: {root.engine_why}")

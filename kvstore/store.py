@@ -41,25 +41,30 @@ def open(
     reserve: int | str | None = None,
     min_age: float | str = "60s",
     io_timeout: float | str = "10s",
+    scrub: int | str | None = None,
     _testing: "Injection | None" = None,
 ) -> "Opening[Store]":
     """Opens a store over one directory per device: `await` it, or `async with` it.
 
     capacity: bytes on disk in total, split over the roots by file-system size, or one per root;
       None: 80 % of each file system less the reserve. pool: memory for reads and the RAM tier.
-    role: "owner" (evicts, expires; one process per root), "peer" (never), or "auto".
+    role: "owner" (evicts, expires; one process per root), "peer" (never), or "auto": owner where
+      the lock can be had, else a peer until it can.
     retention: class name -> time to live. default_class: of puts that name none.
-    engine: "auto" takes the best that works; else "io_uring", "io_uring_plain", "threads".
+    engine: "auto" takes the best that works; else "io_uring", "io_uring_plain", "aio" (Linux AIO)
+      or "threads".
     io_depth: operations in flight per root. reserve: free bytes left to others per root; None: 1 %
       of the file system, 0: none.
     min_age: extents that another process (a peer) used more recently are not evicted.
     io_timeout: what one operation of a device may take. A root whose device takes longer, or only
       fails, goes down: misses instead of waits, until it answers again (`info().roots`).
+    scrub: the owner verifies what lies on disk while the device is idle, at most so many bytes a
+      second per root ("20MB/s"), each extent once a week; None: only what is loaded is verified.
     Raises OpenError (the message says what to do), ValueError and TypeError for misuse.
     """
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        io_timeout, _testing,
+        io_timeout, scrub, _testing,
     )  # fmt: skip
     return Opening(
         lambda: in_thread(lambda: Store(options), undo=Store.close_blocking), Store.close
@@ -78,12 +83,13 @@ def open_blocking(
     reserve: int | str | None = None,
     min_age: float | str = "60s",
     io_timeout: float | str = "10s",
+    scrub: int | str | None = None,
     _testing: "Injection | None" = None,
 ) -> "Store":
     """Like `open`, blocking the thread without the GIL; the store is a context manager."""
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        io_timeout, _testing,
+        io_timeout, scrub, _testing,
     )  # fmt: skip
     return Store(options)
 

@@ -8,7 +8,7 @@ implementations of the core's two waists, so the code under test is the code tha
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import TypedDict
 
 import msgspec
@@ -57,7 +57,16 @@ class FileCall(IntEnum):
     WRITE_AT = 16
     CLOSE = 17
     LOCK = 18
-    REPLACE = 19
+    DIRECT_UNIT = 19
+    REPLACE = 20
+
+
+class Poor(IntFlag):
+    """What a file system pretends not to have."""
+
+    DIRECT = 1  # files are open without O_DIRECT, as after EINVAL for it
+    ATIME_ZERO = 2  # last use reads as 0
+    ATIME_MTIME = 4  # last use reads as mtime
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +179,14 @@ class FaultFiles:
         """What the file system pretends to have; 0: the real figures."""
         self.core.set_space(total_bytes, free_bytes)
 
+    def set_poor(self, poor: Poor) -> None:
+        """From now on; Poor(0) ends it."""
+        self.core.set_poor(poor)
+
+    def set_direct_unit(self, unit_bytes: int) -> None:
+        """Bytes that direct transfers must be multiples of, it says; 0: the real figure."""
+        self.core.set_direct_unit(unit_bytes)
+
 
 @dataclass(frozen=True)
 class Injection:
@@ -215,18 +232,20 @@ def raw_read_ceiling(
     depths: Sequence[int] = DEPTHS,
     seconds: float = 0.4,
     memory_bytes: int = 0,
+    engine: str = "auto",
 ) -> Ceiling:
     """The device's ceiling: O_DIRECT reads of io_bytes (a multiple of 4096) over the files, round
     and round, into registered huge-page memory, `seconds` at each depth. No store is involved.
 
     memory_bytes: how much memory the reads fill, round and round; 0: each read in flight uses its
     one buffer again, which stays in the processor's cache and can look much faster than any reader
-    that keeps what it reads. OSError when a file cannot be read with O_DIRECT.
+    that keeps what it reads. engine: as `open` takes it. OSError when a file cannot be read with
+    O_DIRECT, or the engine is refused.
     """
     if not paths or not depths:
         raise ValueError("a ceiling needs files and depths")
     reader = _core.RawReader(
-        [os.fsencode(path) for path in paths], io_bytes, max(depths), memory_bytes
+        [os.fsencode(path) for path in paths], io_bytes, max(depths), memory_bytes, engine
     )
     by_depth = {}
     for depth in depths:

@@ -39,6 +39,13 @@ def parse_size(value: int | str, what: str = "size") -> int:
     return result
 
 
+def parse_rate(value: int | str, what: str = "rate") -> int:
+    """Bytes per second: a size, "20MB/s". ValueError for negative or unreadable rates."""
+    if isinstance(value, str) and value.strip().endswith("/s"):
+        return parse_size(value.strip().removesuffix("/s"), what)
+    return parse_size(value, what)
+
+
 def parse_duration(value: float | str, what: str = "duration") -> int:
     """Nanoseconds; numbers are seconds. ValueError for negative or unreadable durations."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):

@@ -66,6 +66,13 @@ def test_the_enums_of_the_fault_engines_are_those_of_the_headers(
     assert [member.value for member in mirror] == list(range(len(names)))
 
 
+def test_what_the_fault_file_system_pretends_is_that_of_the_header() -> None:
+    names = [name.removeprefix("KVS_FS_POOR_") for name in enum_of("kvs_fs_poor")]
+    assert [(name, 1 << i) for i, name in enumerate(names)] == [
+        (member.name, member.value) for member in testing.Poor
+    ]
+
+
 def test_every_reason_has_a_name_of_its_own() -> None:
     assert len(_core.REASONS) == len(set(_core.REASONS)) == len(enum_of("kvs_reason")) - 1
     assert {"absent", "expired", "evicted", "pending", "warming", "deadline"} < set(_core.REASONS)

@@ -21,7 +21,7 @@ from kvstore import Cache, Chain, Layout, Load, Pages, Store, alloc
 from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
 from tests.support.stores import BLOCK_TOKENS, Cells, cells_of, check_load, opened, prompt, until
 
-ENGINES = ["io_uring", "io_uring_plain", "threads", "fault"]
+ENGINES = ["io_uring", "io_uring_plain", "aio", "threads", "fault"]
 LAYERS = 3
 BLOCKS = 21  # one whole extent and a short one
 
@@ -223,8 +223,11 @@ def failing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Failing]
         device.clear()
 
 
-def test_an_error_of_the_device_is_a_short_load_with_its_reason(failing: Failing) -> None:
-    failing.device.add(Fault.ERRNO, errno.EIO, io=Io.READ, count=0)
+@pytest.mark.parametrize("error", [errno.EIO, errno.EAGAIN], ids=["EIO", "EAGAIN"])
+def test_an_error_of_the_device_is_a_short_load_with_its_reason(
+    failing: Failing, error: int
+) -> None:
+    failing.device.add(Fault.ERRNO, error, io=Io.READ, count=0)
     with failing.load() as load:
         for index in range(LAYERS):
             layer = load.wait(index)

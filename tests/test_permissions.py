@@ -13,6 +13,7 @@ import pytest
 import kvstore
 from kvstore import OpenError
 from tests.support.extent_bytes import flip, regions
+from tests.support.refusals import life
 from tests.support.stores import BLOCK_TOKENS, cells_of, layout, opened, until, write
 
 BLOCKS = 20
@@ -151,14 +152,11 @@ def test_a_memory_file_system_serves_and_says_that_it_is_slower(tmp_path: Path) 
         pytest.skip("/dev/shm cannot be written here")
     root = shm / f"kvstore-test-{os.getpid()}"
     try:
-        with opened(root, pool=POOL) as store:
-            info = store.info()
-            assert info.roots[0].file_system == "tmpfs"
-            assert info.roots[0].engine == "threads"
-            assert any("tmpfs" in note for note in info.fallbacks)
-            kv = store.cache(layout())
-            chain = kv.keys(tokens())
-            assert write(kv, chain, cells_of(kv.layout, BLOCKS)) == BLOCKS
+        found = life(root)
+        assert found["info"]["roots"][0]["file_system"] == "tmpfs"
+        assert found["info"]["roots"][0]["engine"] == "threads"
+        assert any("tmpfs" in note for note in found["info"]["fallbacks"])
+        assert any("tmpfs" in line for line in found["log"])
     finally:
         for path in sorted(root.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()

@@ -18,7 +18,16 @@ def test_a_ceiling_is_the_best_of_its_depths(tmp_path: Path) -> None:
     found = raw_read_ceiling(paths, 65536, [1, 4], 0.02)
     assert found["gbps"] == max(found["by_depth"].values()) == found["by_depth"][found["depth"]] > 0
     assert sorted(found["by_depth"]) == [1, 4]
-    assert found["engine"] in ("io_uring", "threads")
+    assert found["engine"] in ("io_uring", "aio", "threads")
+
+
+@pytest.mark.parametrize("engine", ["io_uring_plain", "aio", "threads"])
+def test_the_engine_that_is_asked_for_reads(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * 65536))
+    found = raw_read_ceiling([path], 65536, [2], 0.01, engine=engine)
+    assert (found["engine"], found["registered"]) == (engine.removesuffix("_plain"), False)
+    assert found["gbps"] > 0
 
 
 @pytest.mark.parametrize("memory", [0, 5 * 65536])

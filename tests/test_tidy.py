@@ -15,7 +15,7 @@ import conftest
 
 ROOT = Path(__file__).parents[1]
 PLACES = ["kvstore", "csrc", "python", "tests", "benches", "tools", "setup.py"]
-SOURCE = {".c", ".h", ".py", ".pyi", ".pyx", ".pxd"}
+SOURCE = {".c", ".h", ".py", ".pyi", ".pyx", ".pxd", ".pxi"}
 TEXT = SOURCE | {".md", ".sh", ".mk", ".toml", ".txt"}
 COLUMNS = 100
 FILE_LINES = 400
@@ -128,6 +128,7 @@ def test_no_function_is_longer_than_the_limit() -> None:
         ".h": c_functions,
         ".py": python_functions,
         ".pyx": cython_functions,
+        ".pxi": cython_functions,
     }
     complain(
         [

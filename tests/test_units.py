@@ -2,7 +2,14 @@
 
 import pytest
 
-from kvstore.units import FOREVER_NS, format_size, parse_duration, parse_size, timeout_ns
+from kvstore.units import (
+    FOREVER_NS,
+    format_size,
+    parse_duration,
+    parse_rate,
+    parse_size,
+    timeout_ns,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +40,18 @@ def test_unreadable_sizes_are_value_errors_that_name_the_setting(text: int | str
 def test_sizes_of_other_types_are_type_errors(value: object) -> None:
     with pytest.raises(TypeError, match="size"):
         parse_size(value)  # type: ignore[arg-type]
+
+
+def test_rates_are_sizes_a_second() -> None:
+    assert [parse_rate(text) for text in ("20MB/s", " 1MiB/s ", "7", 7)] == [
+        20_000_000,
+        2**20,
+        7,
+        7,
+    ]
+    for text in ("20MB/h", "/s", "fast", -1):
+        with pytest.raises(ValueError, match="scrub"):
+            parse_rate(text, "scrub")
 
 
 @pytest.mark.parametrize(

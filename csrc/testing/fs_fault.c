@@ -4,13 +4,16 @@
  * The mutex guards the plan, the counters and the pretended space; it is never held across a call
  * to the inner file system, which may block.
  */
+#define _GNU_SOURCE 1 /* O_DIRECT */
 #include "fs_fault.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum verdict { PASS = 1, DROP = 0 }; /* or a negative errno */
 
@@ -31,6 +34,8 @@ struct fs_fault {
     uint64_t calls[KVS_FS_CALL_COUNT];
     uint64_t total_bytes; /* 0: the real space */
     uint64_t free_bytes;
+    int direct_unit; /* 0: the real one */
+    uint32_t poor;   /* atomic access */
 };
 
 static struct fs_fault *self(struct kvs_fs *fs)
@@ -47,11 +52,11 @@ static struct kvs_fs *inner(struct kvs_fs *fs)
 static void stall(struct fs_fault *fault_fs)
 {
     const uint64_t before = fault_fs->releases;
-    fault_fs->stalled++;
+    __atomic_fetch_add(&fault_fs->stalled, 1, __ATOMIC_RELAXED);
     while (fault_fs->releases == before) {
         pthread_cond_wait(&fault_fs->released, &fault_fs->mutex);
     }
-    fault_fs->stalled--;
+    __atomic_fetch_sub(&fault_fs->stalled, 1, __ATOMIC_RELAXED);
 }
 
 /* PASS, DROP, or the negative errno to fail with. */
@@ -90,6 +95,36 @@ static int keep_lost(struct kvs_fs *fs, int rc)
     return rc;
 }
 
+static uint32_t poor(struct kvs_fs *fs)
+{
+    return __atomic_load_n(&self(fs)->poor, __ATOMIC_RELAXED);
+}
+
+/* As the real one does when O_DIRECT was answered with EINVAL: the file is open without. */
+static int keep_direct(struct kvs_fs *fs, int fd)
+{
+    if (fd >= 0 && poor(fs) & KVS_FS_POOR_DIRECT) {
+        const int flags = fcntl(fd, F_GETFL);
+        if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) {
+            const int rc = -errno;
+            close(fd);
+            return rc;
+        }
+        __atomic_fetch_or(&fs->lost, KVS_FS_LOST_DIRECT, __ATOMIC_RELAXED);
+    }
+    return fd;
+}
+
+static int keep_atime(struct kvs_fs *fs, int rc, struct kvs_fs_stat *stat)
+{
+    if (rc == 0 && poor(fs) & KVS_FS_POOR_ATIME_ZERO) {
+        stat->atime_s = 0;
+    } else if (rc == 0 && poor(fs) & KVS_FS_POOR_ATIME_MTIME) {
+        stat->atime_s = stat->mtime_s;
+    }
+    return rc;
+}
+
 /* `return` the verdict unless the call is to be passed on. */
 #define PASS_OR_RETURN(fs, call)              \
     do {                                      \
@@ -99,22 +134,33 @@ static int keep_lost(struct kvs_fs *fs, int rc)
         }                                     \
     } while (0)
 
+/* The calls that are passed on as they are, or not at all. */
+#define PASSED_ON(call, number, parameters, ...)               \
+    static int fault_##call parameters                         \
+    {                                                          \
+        PASS_OR_RETURN(fs, number);                            \
+        return inner(fs)->calls->call(inner(fs), __VA_ARGS__); \
+    }
+PASSED_ON(make_directory, KVS_FS_MAKE_DIRECTORY,
+          (struct kvs_fs * fs, int root_fd, const char *path), root_fd, path)
+PASSED_ON(unlink, KVS_FS_UNLINK, (struct kvs_fs * fs, int root_fd, const char *path), root_fd, path)
+PASSED_ON(sync_directory, KVS_FS_SYNC_DIRECTORY,
+          (struct kvs_fs * fs, int root_fd, const char *path), root_fd, path)
+PASSED_ON(rename, KVS_FS_RENAME,
+          (struct kvs_fs * fs, int root_fd, const char *from, const char *to), root_fd, from, to)
+PASSED_ON(sync_file, KVS_FS_SYNC_FILE, (struct kvs_fs * fs, int fd), fd)
+PASSED_ON(replace, KVS_FS_REPLACE, (struct kvs_fs * fs, int fd, int by_fd), fd, by_fd)
+
 static int fault_open_root(struct kvs_fs *fs, const char *path, int create)
 {
     PASS_OR_RETURN(fs, KVS_FS_OPEN_ROOT);
     return inner(fs)->calls->open_root(inner(fs), path, create);
 }
 
-static int fault_make_directory(struct kvs_fs *fs, int root_fd, const char *path)
-{
-    PASS_OR_RETURN(fs, KVS_FS_MAKE_DIRECTORY);
-    return inner(fs)->calls->make_directory(inner(fs), root_fd, path);
-}
-
 static int fault_open_read(struct kvs_fs *fs, int root_fd, const char *path)
 {
     PASS_OR_RETURN(fs, KVS_FS_OPEN_READ);
-    return keep_lost(fs, inner(fs)->calls->open_read(inner(fs), root_fd, path));
+    return keep_direct(fs, keep_lost(fs, inner(fs)->calls->open_read(inner(fs), root_fd, path)));
 }
 
 static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory,
@@ -123,8 +169,10 @@ static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
     memset(out, 0, sizeof *out);
     out->fd = -1;
     PASS_OR_RETURN(fs, KVS_FS_OPEN_TEMP);
-    return keep_lost(
+    const int rc = keep_lost(
         fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out));
+    const int fd = rc == 0 ? keep_direct(fs, out->fd) : rc;
+    return fd < 0 ? fd : 0;
 }
 
 static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
@@ -133,23 +181,20 @@ static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
     return keep_lost(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes));
 }
 
+static int fault_direct_unit(struct kvs_fs *fs, int fd)
+{
+    PASS_OR_RETURN(fs, KVS_FS_DIRECT_UNIT);
+    pthread_mutex_lock(&self(fs)->mutex);
+    const int unit = self(fs)->direct_unit;
+    pthread_mutex_unlock(&self(fs)->mutex);
+    return unit > 0 ? unit : inner(fs)->calls->direct_unit(inner(fs), fd);
+}
+
 static int fault_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp,
                       const char *target)
 {
     PASS_OR_RETURN(fs, KVS_FS_LINK);
     return inner(fs)->calls->link(inner(fs), root_fd, temp, target);
-}
-
-static int fault_rename(struct kvs_fs *fs, int root_fd, const char *from, const char *to)
-{
-    PASS_OR_RETURN(fs, KVS_FS_RENAME);
-    return inner(fs)->calls->rename(inner(fs), root_fd, from, to);
-}
-
-static int fault_unlink(struct kvs_fs *fs, int root_fd, const char *path)
-{
-    PASS_OR_RETURN(fs, KVS_FS_UNLINK);
-    return inner(fs)->calls->unlink(inner(fs), root_fd, path);
 }
 
 static int fault_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
@@ -162,7 +207,7 @@ static int fault_stat_fd(struct kvs_fs *fs, int fd, struct kvs_fs_stat *out)
 {
     memset(out, 0, sizeof *out);
     PASS_OR_RETURN(fs, KVS_FS_STAT_FD);
-    return inner(fs)->calls->stat_fd(inner(fs), fd, out);
+    return keep_atime(fs, inner(fs)->calls->stat_fd(inner(fs), fd, out), out);
 }
 
 static int fault_stat_path(struct kvs_fs *fs, int root_fd, const char *path,
@@ -170,7 +215,7 @@ static int fault_stat_path(struct kvs_fs *fs, int root_fd, const char *path,
 {
     memset(out, 0, sizeof *out);
     PASS_OR_RETURN(fs, KVS_FS_STAT_PATH);
-    return inner(fs)->calls->stat_path(inner(fs), root_fd, path, out);
+    return keep_atime(fs, inner(fs)->calls->stat_path(inner(fs), root_fd, path, out), out);
 }
 
 static int fault_list(struct kvs_fs *fs, int root_fd, const char *path, kvs_fs_entry_fn entry,
@@ -193,18 +238,6 @@ static int fault_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     }
     pthread_mutex_unlock(&fault_fs->mutex);
     return rc;
-}
-
-static int fault_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
-{
-    PASS_OR_RETURN(fs, KVS_FS_SYNC_DIRECTORY);
-    return inner(fs)->calls->sync_directory(inner(fs), root_fd, path);
-}
-
-static int fault_sync_file(struct kvs_fs *fs, int fd)
-{
-    PASS_OR_RETURN(fs, KVS_FS_SYNC_FILE);
-    return inner(fs)->calls->sync_file(inner(fs), fd);
 }
 
 static int fault_read_at(struct kvs_fs *fs, int fd, void *buffer, uint32_t bytes, uint64_t offset)
@@ -246,18 +279,13 @@ static void fault_unlock(struct kvs_fs *fs, int root_fd, const char *path, int l
     inner(fs)->calls->unlock(inner(fs), root_fd, path, lock_fd);
 }
 
-static int fault_replace(struct kvs_fs *fs, int fd, int by_fd)
-{
-    PASS_OR_RETURN(fs, KVS_FS_REPLACE);
-    return inner(fs)->calls->replace(inner(fs), fd, by_fd);
-}
-
 static const struct kvs_fs_calls fault_calls = {
     .open_root = fault_open_root,
     .make_directory = fault_make_directory,
     .open_read = fault_open_read,
     .open_temp = fault_open_temp,
     .allocate = fault_allocate,
+    .direct_unit = fault_direct_unit,
     .link = fault_link,
     .rename = fault_rename,
     .unlink = fault_unlink,
@@ -335,11 +363,7 @@ void kvs_fs_fault_release_stalled(struct kvs_fs *fs)
 
 unsigned kvs_fs_fault_stalled(struct kvs_fs *fs)
 {
-    struct fs_fault *fault_fs = self(fs);
-    pthread_mutex_lock(&fault_fs->mutex);
-    const unsigned stalled = fault_fs->stalled;
-    pthread_mutex_unlock(&fault_fs->mutex);
-    return stalled;
+    return __atomic_load_n(&self(fs)->stalled, __ATOMIC_RELAXED);
 }
 
 uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call)
@@ -358,5 +382,18 @@ void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t fr
     pthread_mutex_lock(&fault_fs->mutex);
     fault_fs->total_bytes = total_bytes;
     fault_fs->free_bytes = free_bytes;
+    pthread_mutex_unlock(&fault_fs->mutex);
+}
+
+void kvs_fs_fault_set_poor(struct kvs_fs *fs, uint32_t bits)
+{
+    __atomic_store_n(&self(fs)->poor, bits, __ATOMIC_RELAXED);
+}
+
+void kvs_fs_fault_set_direct_unit(struct kvs_fs *fs, int bytes)
+{
+    struct fs_fault *fault_fs = self(fs);
+    pthread_mutex_lock(&fault_fs->mutex);
+    fault_fs->direct_unit = bytes;
     pthread_mutex_unlock(&fault_fs->mutex);
 }

@@ -34,6 +34,7 @@ enum kvs_fs_call {
     KVS_FS_WRITE_AT,
     KVS_FS_CLOSE,
     KVS_FS_LOCK,
+    KVS_FS_DIRECT_UNIT,
     KVS_FS_REPLACE,
     KVS_FS_CALL_COUNT
 };
@@ -61,5 +62,14 @@ uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call);
 /* Pretends a size and free space, so that budget and reserve can be tested. total_bytes 0: the real
  * ones; else free_bytes may be 0, a full disk. */
 void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes);
+/* Pretends to be poorer: files are not direct, as after EINVAL for O_DIRECT; last use is lost. */
+enum kvs_fs_poor {
+    KVS_FS_POOR_DIRECT = 1,
+    KVS_FS_POOR_ATIME_ZERO = 2, /* stat gives atime 0 */
+    KVS_FS_POOR_ATIME_MTIME = 4 /* stat gives mtime twice */
+};
+void kvs_fs_fault_set_poor(struct kvs_fs *fs, uint32_t poor); /* bits of enum kvs_fs_poor */
+/* Pretends that direct transfers need multiples of `bytes`; 0: the real figure. */
+void kvs_fs_fault_set_direct_unit(struct kvs_fs *fs, int bytes);
 
 #endif

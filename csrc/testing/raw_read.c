@@ -1,5 +1,5 @@
 /*
- * raw_read.c: see raw_read.h. The engine is chosen as a store would: io_uring, else threads.
+ * raw_read.c: see raw_read.h. The engine is chosen as a store would.
  *
  * Invariants:
  *   1. Position walks the files in the order given, aligned, and starts over at the end; a file's
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "arena.h"
-#include "io.h"
+#include "io_choose.h"
 #include "io_wait.h"
 
 enum { ALIGN = 4096, DEPTH_LIMIT = 4096, REAP_MAX = 64 };
@@ -75,14 +75,13 @@ static int memory_open(struct kvs_raw_reader *reader)
     return error;
 }
 
-static int engine_open(struct kvs_raw_reader *reader)
+static int engine_open(struct kvs_raw_reader *reader, enum kvs_engine_choice engine)
 {
-    uint32_t depth = reader->depth_max;
-    int error = kvs_io_uring_open(depth, &reader->engine);
-    if (error) {
-        error = kvs_io_threads_open(depth, depth < 32 ? depth : 32, &reader->engine);
-    }
-    if (!error) {
+    char why[KVS_ENGINE_WHY_BYTES];
+    struct kvs_io_wish wish = {
+        .engine = engine, .depth = reader->depth_max, .file_system = "", .direct = 1};
+    int error = kvs_io_choose(&wish, &reader->engine, why);
+    if (!error && engine != KVS_ENGINE_URING_PLAIN) {
         /* A refusal is a slower path, told by kvs_raw_reader_registered. */
         (void)reader->engine->calls->register_memory(reader->engine, kvs_arena_base(reader->arena),
                                                      kvs_arena_bytes(reader->arena));
@@ -91,7 +90,8 @@ static int engine_open(struct kvs_raw_reader *reader)
 }
 
 int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                        uint32_t depth_max, uint64_t memory_bytes, struct kvs_raw_reader **out)
+                        uint32_t depth_max, uint64_t memory_bytes, enum kvs_engine_choice engine,
+                        struct kvs_raw_reader **out)
 {
     if (path_count == 0 || io_bytes == 0 || io_bytes % ALIGN || io_bytes > KVS_IO_MAX_BYTES ||
         depth_max == 0 || depth_max > DEPTH_LIMIT || memory_bytes / io_bytes > UINT32_MAX / 2) {
@@ -114,7 +114,7 @@ int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t 
     int error = reader->files && reader->ops ? 0 : -ENOMEM;
     error = error ? error : files_open(reader, paths, path_count);
     error = error ? error : memory_open(reader);
-    error = error ? error : engine_open(reader);
+    error = error ? error : engine_open(reader, engine);
     if (error) {
         kvs_raw_reader_close(reader);
         return error;

@@ -8,7 +8,7 @@
 #ifndef KVS_RAW_READ_H
 #define KVS_RAW_READ_H
 
-#include <stdint.h>
+#include "kvs.h"
 
 struct kvs_raw_reader;
 
@@ -21,7 +21,8 @@ struct kvs_raw_result {
  * flight. They fill memory_bytes round and round; 0: each read in flight has one buffer that it
  * uses again and again. -EINVAL: a wrong size, or no file holds 4096 bytes. */
 int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                        uint32_t depth_max, uint64_t memory_bytes, struct kvs_raw_reader **out);
+                        uint32_t depth_max, uint64_t memory_bytes, enum kvs_engine_choice engine,
+                        struct kvs_raw_reader **out);
 /* Keeps `depth` reads in flight for duration_ns, then waits for the last. 0, or a read's error. */
 int kvs_raw_reader_run(struct kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
                        struct kvs_raw_result *out);

@@ -1,16 +1,27 @@
 """What the words of the `kvstore` command share: how they are declared, print, and fail."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["Parser"]
 
-DONE, FAILED = 0, 1
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose exit code for a wrong command line can be set."""
+
+    wrong_usage = WRONG_USAGE
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(self.wrong_usage, f"{self.prog}: error: {message}\n")
 
 
 def declare(
@@ -19,7 +30,7 @@ def declare(
     run: Callable[[Any], int],
     help: str,
     examples: str,
-) -> argparse.ArgumentParser:
+) -> Parser:
     """A parser for `word` with --json and its examples below --help. run returns the exit code."""
     parser = commands.add_parser(
         word,
@@ -29,7 +40,7 @@ def declare(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 

@@ -28,6 +28,9 @@ static inline int subject_open(struct subject *s, unsigned depth)
     if (strcmp(s->name, "io_uring") == 0) {
         return kvs_io_uring_open(depth, &s->engine);
     }
+    if (strcmp(s->name, "aio") == 0) {
+        return kvs_io_aio_open(depth, &s->engine);
+    }
     if (strcmp(s->name, "threads") == 0) {
         return kvs_io_threads_open(depth, 3, &s->engine);
     }

@@ -119,6 +119,15 @@ static void run(struct stress *stress)
     printf("ok %u operations\n", stress->operations);
 }
 
+static void run_if_opened(const char *name, int result, struct stress *stress)
+{
+    if (result == 0) {
+        run(stress);
+    } else {
+        printf("SKIP ALL OF %s: the probe says %s\n", name, strerror(-result));
+    }
+}
+
 int main(int argc, char **argv)
 {
     unsigned operations = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : 5000;
@@ -129,12 +138,9 @@ int main(int argc, char **argv)
     int fd = open(file.path, O_RDONLY | O_CLOEXEC);
     CHECK(fd >= 0);
     struct stress start = {.fd = fd, .random = seed, .operations = operations}, stress = start;
-    int result = kvs_io_uring_open(DEPTH, &stress.engine);
-    if (result == 0) {
-        run(&stress);
-    } else {
-        printf("SKIP ALL OF io_uring: the probe says %s\n", strerror(-result));
-    }
+    run_if_opened("io_uring", kvs_io_uring_open(DEPTH, &stress.engine), &stress);
+    stress = start;
+    run_if_opened("aio", kvs_io_aio_open(DEPTH, &stress.engine), &stress);
     stress = start;
     CHECK_EQ(kvs_io_threads_open(DEPTH, 4, &stress.engine), 0);
     run(&stress);

@@ -284,7 +284,8 @@ static void *keeper(void *argument)
             kvs_stats(stress->store, &stats);
         }
         if (stress->clock) {
-            kvs_virtual_clock_advance(stress->clock, 20 * 1000000);
+            int64_t week_ns = 7ll * 86400 * 1000000000; /* the scrub begins a pass again */
+            kvs_virtual_clock_advance(stress->clock, what == 11 ? week_ns : 20 * 1000000);
         }
     }
     return NULL;
@@ -293,7 +294,7 @@ static void *keeper(void *argument)
 static void stress_open(struct stress *stress, const char *path, struct kvs_io_engine *engine)
 {
     struct kvs_root_options root = {.path = path, .capacity_bytes = 1 << 20, .engine = engine};
-    struct kvs_class classes[] = {{"chat", 600}, {"blink", 1}};
+    struct kvs_class classes[] = {{"chat", 100 * 365 * 86400ll}, {"blink", 1}};
     struct kvs_options options = {.roots = &root,
                                   .root_count = 1,
                                   .classes = classes,
@@ -301,6 +302,7 @@ static void stress_open(struct stress *stress, const char *path, struct kvs_io_e
                                   .engine = KVS_ENGINE_THREADS,
                                   .io_depth = 16,
                                   .pool_bytes = 4 << 20,
+                                  .scrub_bytes_per_s = 1ull << 30,
                                   .min_age_s = 0};
     struct kvs_layout layout = {.layer_count = LAYERS,
                                 .block_tokens = TOKENS,
@@ -354,11 +356,13 @@ static void run(const char *name, uint32_t rounds, uint64_t seed, int virtual)
         blocks[i > 1] += workers[i].blocks;
     }
     kvs_stats(stress.store, &stats);
-    printf("%s: %llu blocks published, %llu cells loaded, %llu extents evicted, %llu expired\n",
+    printf("%s: %llu blocks published, %llu cells loaded, %llu extents evicted, %llu expired, "
+           "%llu scrubbed in %llu passes\n",
            name, (unsigned long long)blocks[0], (unsigned long long)blocks[1],
-           (unsigned long long)stats.evicted_extents, (unsigned long long)stats.expired_extents);
+           (unsigned long long)stats.evicted_extents, (unsigned long long)stats.expired_extents,
+           (unsigned long long)stats.scrub_extents, (unsigned long long)stats.scrub_passes);
     assert(blocks[0] > 0 && blocks[1] > 0 && stats.evicted_extents > 0);
-    assert(stats.quarantined_extents == 0);
+    assert(stats.quarantined_extents == 0 && (!virtual || stats.scrub_passes > 0));
     kvs_cache_close(stress.cache);
     kvs_close(stress.store);
     if (stress.clock) {

@@ -2,7 +2,7 @@
  * test_engine_contract.c: the contract of io.h, one suite for every engine.
  *
  * Build: gcc -std=gnu11 -Icsrc -pthread tests/c/test_engine_contract.c csrc/io_uring.c
- *            csrc/io_threads.c csrc/testing/{io_fault,fault_plan,virtual_clock}.c
+ *            csrc/io_aio.c csrc/io_threads.c csrc/testing/{io_fault,fault_plan,virtual_clock}.c
  */
 #define _GNU_SOURCE 1
 #include "engine_subject.h"
@@ -363,6 +363,7 @@ int main(void)
     test_file_make(&file, FILE_BYTES);
     printf("io_uring by way of: %s\n", kvs_io_uring_kind());
     run_suite("io_uring", &file);
+    run_suite("aio", &file);
     run_suite("threads", &file);
     run_suite("fault", &file);
     test_file_remove(&file);

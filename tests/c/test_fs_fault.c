@@ -53,6 +53,7 @@ static void test_passes_everything_on_and_counts(void)
     assert(calls->make_directory(fs, root, "ns") == 0);
     assert(calls->open_temp(fs, root, "ns", "tmp", &temp) == 0);
     assert(calls->allocate(fs, temp.fd, sizeof page) == 0);
+    assert(calls->direct_unit(fs, temp.fd) == real->calls->direct_unit(real, temp.fd));
     assert(calls->write_at(fs, temp.fd, page, sizeof page, 0) == 0);
     assert(calls->set_times(fs, temp.fd, 5, 6) == 0 && calls->sync_file(fs, temp.fd) == 0);
     assert(calls->link(fs, root, &temp, "ns/a") == 0 && calls->close(fs, temp.fd) == 0);
@@ -77,6 +78,34 @@ static void test_passes_everything_on_and_counts(void)
         assert(kvs_fs_fault_calls(fs, (enum kvs_fs_call)call) == expected);
     }
     puts("ok passes_everything_on_and_counts");
+}
+
+static void test_pretends_to_be_poorer(void)
+{
+    struct kvs_fs_temp temp;
+    struct kvs_fs_stat stat;
+    const struct kvs_fs_calls *calls = fs->calls;
+    kvs_fs_fault_set_direct_unit(fs, 8192);
+    kvs_fs_fault_set_poor(fs, KVS_FS_POOR_ATIME_MTIME);
+    assert(calls->open_temp(fs, root, "", "tmp", &temp) == 0);
+    assert(calls->direct_unit(fs, temp.fd) == 8192);
+    assert(calls->set_times(fs, temp.fd, 5, 6) == 0);
+    assert(calls->stat_fd(fs, temp.fd, &stat) == 0 && stat.atime_s == 6 && stat.mtime_s == 6);
+    kvs_fs_fault_set_poor(fs, KVS_FS_POOR_ATIME_ZERO);
+    assert(calls->stat_fd(fs, temp.fd, &stat) == 0 && stat.atime_s == 0 && stat.mtime_s == 6);
+    kvs_fs_fault_set_poor(fs, 0);
+    kvs_fs_fault_set_direct_unit(fs, 0);
+    assert(calls->stat_fd(fs, temp.fd, &stat) == 0 && stat.atime_s == 5);
+    assert(calls->direct_unit(fs, temp.fd) == real->calls->direct_unit(real, temp.fd));
+    assert(calls->close(fs, temp.fd) == 0);
+
+    kvs_fs_fault_set_poor(fs, KVS_FS_POOR_DIRECT);
+    assert(calls->open_temp(fs, root, "", "tmp", &temp) == 0);
+    assert((fcntl(temp.fd, F_GETFL) & O_DIRECT) == 0 && calls->direct_unit(fs, temp.fd) == 0);
+    assert(fs->lost & KVS_FS_LOST_DIRECT);
+    assert(calls->close(fs, temp.fd) == 0);
+    kvs_fs_fault_set_poor(fs, 0);
+    puts("ok pretends_to_be_poorer");
 }
 
 static void test_refuses_when_and_as_often_as_planned(void)
@@ -252,6 +281,7 @@ int main(void)
     root = fs->calls->open_root(fs, root_path, 0);
     assert(root >= 0);
     test_passes_everything_on_and_counts();
+    test_pretends_to_be_poorer();
     test_refuses_when_and_as_often_as_planned();
     test_first_fault_of_the_plan_wins();
     test_dropped_calls_report_success_and_do_nothing();

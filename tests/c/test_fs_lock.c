@@ -54,6 +54,40 @@ static void test_second_lock_of_this_process_is_refused(void)
     puts("ok second_lock_of_this_process_is_refused");
 }
 
+static int holder_of(const char *path, char holder[256])
+{
+    return kvs_fs_posix_lock_holder(root, path, holder, 256);
+}
+
+static void test_a_look_at_the_holder_changes_nothing(void)
+{
+    char holder[256];
+    char expected[64];
+    int fd = -1;
+    assert(holder_of("nobody.lock", holder) == 0);
+    assert(faccessat(root, "nobody.lock", F_OK, 0) != 0);
+    assert(lock(holder, &fd) == 0);
+    fs->calls->unlock(fs, root, "owner.lock", fd);
+    assert(holder_of("owner.lock", holder) == 0);
+    assert(lock(holder, &fd) == 0);
+    assert(holder_of("owner.lock", holder) == 1);
+    snprintf(expected, sizeof expected, "this process %d ", (int)getpid());
+    assert(strncmp(holder, expected, strlen(expected)) == 0);
+    fflush(NULL);
+    const pid_t child = fork(); /* the lock is still there, and another process can tell */
+    if (child == 0) {
+        snprintf(expected, sizeof expected, "process %d ", (int)getppid());
+        _exit(holder_of("owner.lock", holder) == 1 &&
+                      strncmp(holder, expected, strlen(expected)) == 0
+                  ? 0
+                  : 1);
+    }
+    int status = 0;
+    assert(waitpid(child, &status, 0) == child && status == 0);
+    fs->calls->unlock(fs, root, "owner.lock", fd);
+    puts("ok a_look_at_the_holder_changes_nothing");
+}
+
 static void test_lock_wants_a_regular_file(void)
 {
     char holder[256];
@@ -194,6 +228,7 @@ int main(void)
     root = fs->calls->open_root(fs, root_path, 0);
     assert(root >= 0);
     test_second_lock_of_this_process_is_refused();
+    test_a_look_at_the_holder_changes_nothing();
     test_lock_wants_a_regular_file();
     test_lock_dies_with_its_process_not_with_its_child();
     test_one_thread_at_a_time_and_forks_in_between();

@@ -238,5 +238,6 @@ int main(void)
     run(path, KVS_ENGINE_THREADS, "threads");
     run(path, KVS_ENGINE_URING, "io_uring");
     run(path, KVS_ENGINE_URING_PLAIN, "io_uring, not registered");
+    run(path, KVS_ENGINE_AIO, "Linux AIO");
     return 0;
 }

@@ -1,0 +1,115 @@
+"""Names why two prompts part. Looks at the first difference, at the words around it, and at the
+structure of the requests where there is one. Pure.
+
+Each test answers None or evidence; the first that answers wins, so they stand from the certain to
+the vague. A cause is a judgement: the difference itself is always shown beside it.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+
+from kvstore.explain import structure, words
+from kvstore.explain.align import Hunk
+from kvstore.explain.prompt import Prompt
+from kvstore.explain.scene import Scene, scene_of
+
+
+class Cause(str, Enum):
+    """value: the word in JSON."""
+
+    SAME = "same"
+    CONTINUES = "continues"
+    MODEL = "model"
+    LAYOUT = "layout"
+    LORA = "lora"
+    SALT = "salt"
+    TEMPLATE = "template"
+    TOOL_ORDER = "tool-order"
+    JSON_FORM = "json-form"
+    UNICODE = "unicode"
+    WHITESPACE = "whitespace"
+    TRUNCATED = "history-truncated"
+    SUMMARISED = "history-summarised"
+    UUID = "request-id"
+    TIMESTAMP = "timestamp"
+    DATE = "date"
+    NAME = "user-name"
+    COUNTER = "counter"
+    SYSTEM = "system-edited"
+    OTHER = "content"
+
+
+ADVICE = {
+    Cause.SAME: "Nothing to do: the prompts are equal.",
+    Cause.CONTINUES: "Nothing to do: one prompt begins with the other.",
+    Cause.MODEL: "Other models have other caches; only prompts to the same one can hit.",
+    Cause.LAYOUT: "The layout (dtype, block size, ranks, rope) differs: that is another cache.",
+    Cause.LORA: "A LoRA changes every block; group requests by adapter.",
+    Cause.SALT: "Salts keep tenants apart. Use one salt per group that may share.",
+    Cause.TEMPLATE: "Use one chat template, and one rule for the begin-of-sequence token.",
+    Cause.TOOL_ORDER: "Sort tools by name before sending.",
+    Cause.JSON_FORM: "Serialise tools and JSON with one function: sorted keys, fixed separators.",
+    Cause.UNICODE: "Normalise text (NFC) before it enters the prompt.",
+    Cause.WHITESPACE: "Strip or fix trailing newlines and spaces where prompts are put together.",
+    Cause.TRUNCATED: "Trim history rarely and in large steps, not a turn at a time.",
+    Cause.SUMMARISED: "Summarise rarely; put the summary behind a stable beginning.",
+    Cause.UUID: "Move request and session ids to the end, or out of the prompt.",
+    Cause.TIMESTAMP: "Move the time to the end, into the last message, or round it to the day.",
+    Cause.DATE: "Move the date behind the system prompt, at best into the last message.",
+    Cause.NAME: "Move the user's name out of the shared beginning, into the first user message.",
+    Cause.COUNTER: "Move counters and turn numbers to the end, or leave them out.",
+    Cause.SYSTEM: "The system prompt was edited: expected once per release, a leak when frequent.",
+    Cause.OTHER: "Put what varies (retrieved text, user input) behind what stays.",
+}
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """evidence: what the judgement rests on, in words."""
+
+    cause: Cause
+    evidence: str
+
+
+def cause_of(a: Prompt, b: Prompt, hunk: Hunk | None) -> Verdict:
+    """hunk: the first difference; None when there is none."""
+    for word in ("model", "layout", "lora", "salt"):
+        mine, theirs = a.identity.get(word), b.identity.get(word)
+        if mine != theirs:
+            shown = "" if word == "salt" else f": {mine!r} and {theirs!r}"
+            return Verdict(Cause(word), f"the {word} differs{shown}")
+    if hunk is None:
+        return Verdict(Cause.SAME, "no token differs")
+    scene = scene_of(a, b, hunk)
+    if hunk.a_start == len(a.text) or hunk.b_start == len(b.text):
+        return _at_an_end(scene)
+    for cause, test in _TESTS:
+        if evidence := test(scene):
+            return Verdict(cause, evidence)
+    return Verdict(Cause.OTHER, "no pattern is known for this difference")
+
+
+def _at_an_end(scene: Scene) -> Verdict:
+    rest = scene.removed or scene.added
+    if not rest.strip():
+        return Verdict(Cause.WHITESPACE, f"one prompt ends with {rest!r}, the other does not")
+    return Verdict(Cause.CONTINUES, f"one prompt is the other and {len(rest):,} characters more")
+
+
+_TESTS: tuple[tuple[Cause, Callable[[Scene], str | None]], ...] = (
+    (Cause.TEMPLATE, structure.template),
+    (Cause.TOOL_ORDER, structure.tool_order),
+    (Cause.JSON_FORM, structure.json_form),
+    (Cause.UNICODE, structure.unicode),
+    (Cause.WHITESPACE, structure.whitespace),
+    (Cause.TRUNCATED, structure.truncated),
+    (Cause.SUMMARISED, structure.summarised),
+    (Cause.UUID, words.by(words.UUID)),
+    (Cause.TIMESTAMP, words.by(words.TIME)),
+    (Cause.DATE, words.by(words.DATE)),
+    (Cause.UUID, words.by(words.ID)),
+    (Cause.NAME, words.name),
+    (Cause.COUNTER, words.counter),
+    (Cause.SYSTEM, words.system),
+)

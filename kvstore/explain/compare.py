@@ -1,0 +1,135 @@
+"""One explanation: where two prompts part, why, and what it costs in tokens, blocks and money."""
+
+import msgspec
+
+from kvstore.accounting import money, usage
+from kvstore.explain.align import Hunk, hunks
+from kvstore.explain.causes import ADVICE, Cause, cause_of
+from kvstore.explain.prompt import Prompt
+from kvstore.prices import Price
+
+SHOWN = 60  # characters of context on each side
+SHOWN_IDS = 6
+NO_LOSS = (Cause.SAME, Cause.CONTINUES)
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt at the difference. ids: those around it, differing ones included; None without a
+    tokenizer. path: the part of the request that it lies in."""
+
+    name: str
+    tokens: int
+    character: int
+    path: str
+    before: str
+    differs: str
+    after: str
+    ids: list[int] | None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What b finds when a is stored.
+
+    exact: tokens were counted with a tokenizer, not estimated from characters. first_token: the
+    first that differs. hit_tokens, hit_blocks: what b finds. missed_tokens: what b computes.
+    recoverable_tokens: of those, what b would find too if this one difference were not there.
+    saved_if_fixed: money for them, at the price asked for.
+    """
+
+    cause: Cause
+    evidence: str
+    advice: str
+    exact: bool
+    block_tokens: int
+    first_token: int
+    hit_tokens: int
+    hit_blocks: int
+    missed_tokens: int
+    recoverable_tokens: int
+    further_differences: int
+    saved_if_fixed: float | None
+    a: Side
+    b: Side
+
+
+def explain(
+    a: Prompt, b: Prompt, *, block_tokens: int = 64, price: Price | None = None
+) -> Explanation:
+    """Why b does not hit all of a. ValueError for block_tokens below 1.
+
+    Identity (model, layout, LoRA, salt) is compared where both prompts name it.
+    """
+    if block_tokens < 1:
+        raise ValueError(f"block_tokens must be 1 or more, not {block_tokens}")
+    found = list(hunks(a.text, b.text))
+    first = found[0] if found else None
+    verdict = cause_of(a, b, first)
+    at = first_token(a, b, first)
+    apart = verdict.cause in (Cause.MODEL, Cause.LAYOUT, Cause.LORA, Cause.SALT)
+    found_tokens = 0 if apart else at
+    used = usage(prompt_tokens=b.tokens, hit_tokens=found_tokens, block_tokens=block_tokens)
+    again = _recoverable(b, found, apart)
+    saved = None
+    if price is not None:
+        fixed = usage(
+            prompt_tokens=b.tokens,
+            hit_tokens=min(b.tokens, used.hit_tokens + again),
+            block_tokens=block_tokens,
+        )
+        saved = money(used, price).miss - money(fixed, price).miss - money(fixed, price).hit
+        saved += money(used, price).hit
+    return Explanation(
+        cause=verdict.cause,
+        evidence=verdict.evidence,
+        advice=ADVICE[verdict.cause],
+        exact=a.ids is not None and b.ids is not None,
+        block_tokens=block_tokens,
+        first_token=at,
+        hit_tokens=used.hit_tokens,
+        hit_blocks=used.hit_tokens // block_tokens,
+        missed_tokens=used.miss_tokens,
+        recoverable_tokens=again,
+        further_differences=max(0, len(found) - 1),
+        saved_if_fixed=saved,
+        a=_side(a, (first.a_start, first.a_end) if first else None, at),
+        b=_side(b, (first.b_start, first.b_end) if first else None, at),
+    )
+
+
+def first_token(a: Prompt, b: Prompt, first: Hunk | None) -> int:
+    """The first token that differs; the shorter prompt's end when none does."""
+    if a.ids is not None and b.ids is not None:
+        for number, (one, other) in enumerate(zip(a.ids, b.ids, strict=False)):
+            if one != other:
+                return number
+        return min(len(a.ids), len(b.ids))
+    return b.tokens if first is None else min(b.token_of(first.b_start), b.tokens)
+
+
+def _recoverable(b: Prompt, found: list[Hunk], apart: bool) -> int:
+    """Tokens of b from where both agree again to the next difference."""
+    if apart:
+        end = found[0].b_start if found else len(b.text)
+        return b.token_of(end)
+    if not found:
+        return 0
+    end = found[1].b_start if len(found) > 1 else len(b.text)
+    return max(0, b.token_of(end) - b.token_of(found[0].b_end))
+
+
+def _side(prompt: Prompt, place: tuple[int, int] | None, token: int) -> Side:
+    start, end = place or (len(prompt.text), len(prompt.text))
+    segment = prompt.segment_of(start)
+    ids = None
+    if prompt.ids is not None:
+        ids = list(prompt.ids[max(0, token - SHOWN_IDS) : token + SHOWN_IDS])
+    return Side(
+        name=prompt.name,
+        tokens=prompt.tokens,
+        character=start,
+        path=segment.path if segment else "the end",
+        before=prompt.text[max(0, start - SHOWN) : start],
+        differs=prompt.text[start : min(end, start + SHOWN)],
+        after=prompt.text[end : end + SHOWN] if end - start <= SHOWN else "",
+        ids=ids,
+    )
