@@ -42,6 +42,8 @@ static int enter(struct kvs_fs *fs, int root_fd, int always)
     }
     int refused = !always && kvs_root_down_locked(worker->at) && !kvs_worker_probes();
     worker->since_ns = refused ? 0 : kvs_store_now_ns(store);
+    worker->since_real_ns = kvs_clock_real_boot_ns(NULL);
+    worker->rounds = 0;
     kvs_unlock(store);
     return refused ? -EHOSTDOWN : 0;
 }

@@ -153,6 +153,7 @@ struct kvs_worker {
     struct kvs_root *home; /* whose jobs it does */
     struct kvs_root *at; /* whose device the call of fs.h under way waits for */
     int64_t since_ns; /* when that call began; 0: in none */
+    int64_t since_real_ns; /* the same, whatever the store's clock is */
     uint8_t rounds; /* of the keeper that saw that call overdue */
     uint8_t started, left; /* left: its function is over, join it */
     uint8_t replaced; /* the call took too long: another does its work, it leaves when it is back */

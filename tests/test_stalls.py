@@ -38,7 +38,8 @@ def test_opens_that_hang_take_the_root_down_and_end_their_loads(tmp_path: Path) 
         eventually(lambda: it.files.stalled == WORKERS, "every file worker hangs")
         it.tick(9)
         assert it.root().state == "up"
-        it.tick(2)
+        it.clock.advance(2)
+        it.until_down()
         assert running.wait(LAYOUT.layers - 1, timeout="30s").reason == "root_down"
         running.close()
         assert "a call of its file system has not come back" in it.root().trouble
@@ -102,7 +103,8 @@ def test_a_hanging_root_takes_no_workers_from_the_others(tmp_path: Path) -> None
         it.files.stall(FileCall.SYNC_DIRECTORY)
         tickets = [it.store._flush() for _ in range(6)]
         eventually(lambda: it.files.stalled >= 1, "a flush hangs")
-        it.tick(11)
+        it.clock.advance(11)
+        it.until_down()
         down = [root.state for root in it.store.info().roots]
         assert sorted(down) == ["down", "up"]
         for ticket in tickets[1:]:

@@ -60,6 +60,15 @@ class Troubled:
         self.files.clear()
         self.files.release_stalled()
 
+    def until_down(self, number: int = 0) -> None:
+        """A call is called overdue only when some real time has passed too."""
+
+        def down() -> bool:
+            self.tick()
+            return self.root(number).state != "up"
+
+        eventually(down, "the root is down")
+
     def until_up(self, number: int = 0) -> None:
         """Lets time pass until the root is in use again and its scan is over."""
 
