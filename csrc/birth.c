@@ -85,6 +85,31 @@ int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t coun
     return 0;
 }
 
+static void move_if_in_the_way(struct kvs_root *root, const char *path)
+{
+    struct kvs_fs *fs = root->store->fs;
+    struct kvs_fs_stat stat;
+    if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 && !stat.is_directory) {
+        kvs_quarantine_move(root, path);
+    }
+}
+
+/* What stands where a directory of ours should be (a file, a link that may lead out of the root) is
+ * moved aside. */
+static int bucket_make_anew(struct kvs_root *root, const struct kvs_namespace *ns, const char *path)
+{
+    struct kvs_fs *fs = root->store->fs;
+    kvs_judge_begin(root);
+    int error = fs->calls->make_directory(fs, root->fd, path);
+    if (error == -ENOTDIR) {
+        move_if_in_the_way(root, ns->name);
+        move_if_in_the_way(root, path);
+        error = fs->calls->make_directory(fs, root->fd, path);
+    }
+    kvs_judge_end(root);
+    return error;
+}
+
 int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
                     char *path)
 {
@@ -96,6 +121,9 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
     int there = ns->bucket_made[root->number][bucket / 8] & bit;
     kvs_unlock(store);
     int error = there ? 0 : store->fs->calls->make_directory(store->fs, root->fd, path);
+    if (error == -ENOTDIR && root->is_owner) {
+        error = bucket_make_anew(root, ns, path);
+    }
     kvs_lock(store);
     if (error == 0) {
         ns->bucket_made[root->number][bucket / 8] |= bit;
@@ -166,8 +194,8 @@ static int nameless_open(struct kvs_root *root, const struct birth *birth, struc
     }
     snprintf(fallback, sizeof(fallback), "%s/tmp", birth->writer->ns->name);
     error = fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
-    if (error == -ENOENT) {
-        /* An operator removed the directory under us: make it again, once. */
+    if (error == -ENOENT || error == -ENOTDIR) {
+        /* An operator removed or replaced the directory under us: make it again, once. */
         kvs_bucket_forget(root, birth->writer->ns, &birth->first);
         error = kvs_bucket_make(root, birth->writer->ns, &birth->first, bucket);
         error = error ? error : fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
@@ -317,7 +345,7 @@ static void discard_later_locked(struct kvs_root *root, struct kvs_writer_extent
     *discard = (struct discard){made->temp, made->charged_bytes};
     made->temp.fd = -1;
     made->charged_bytes = 0;
-    if (kvs_job_add_locked(root, discard_job, discard, 0) < 0) {
+    if (kvs_job_add_slow_locked(root, discard_job, discard, discard->bytes) < 0) {
         free(discard);
     }
 }

@@ -148,6 +148,8 @@ void kvs_breaker_trip_locked(struct kvs_root *root, const char *why)
     kvs_transfers_give_up_locked(root);
     loads_lose_root_locked(root);
     writers_lose_root_locked(root);
+    root->judge = NULL; /* those who wait for their turn need not wait for the device */
+    kvs_deletes_resume_locked(root->store);
     kvs_wake_all(root->store);
     pthread_cond_broadcast(&root->store->changed);
 }
@@ -254,9 +256,7 @@ void kvs_breaker_close_locked(struct kvs_root *root)
     breaker->since_ns = kvs_store_now_ns(store);
     kvs_event_note_locked(root, "is back; it was down: ", breaker->why);
     /* A scan that was under way, or names that others made meanwhile. */
-    if (root->is_owner && !store->closing) {
-        root->warming = kvs_job_add_locked(root, kvs_scan_job, NULL, 0) == 0;
-    }
+    kvs_scan_anew_locked(root);
     kvs_wake_all(store);
 }
 

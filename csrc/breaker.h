@@ -1,7 +1,6 @@
 /*
- * breaker.h: the state of a root's circuit breaker, and the probe that closes it again.
- *
- * Known to types.h; what is done with it is in breaker.c (opening) and recover.c (closing).
+ * breaker.h: a device in trouble: the state of a root's circuit breaker, what opens it (breaker.c),
+ * what closes it again (recover.c), and the file system that times and refuses calls (fs_watch.c).
  */
 #ifndef KVS_BREAKER_H
 #define KVS_BREAKER_H
@@ -9,6 +8,10 @@
 #include <stdint.h>
 
 #include "kvs.h"
+
+struct kvs_fs;
+struct kvs_root;
+struct kvs_transfer;
 
 enum kvs_breaker_state { KVS_BREAKER_CLOSED, KVS_BREAKER_OPEN, KVS_BREAKER_PROBING };
 
@@ -32,5 +35,24 @@ enum { KVS_EVENTS = 16 };
 struct kvs_event {
     char text[KVS_TROUBLE_BYTES + 1152]; /* a path and why */
 };
+
+int kvs_device_error(int error); /* it speaks of the device */
+int kvs_busy_error(int error);   /* it speaks of this machine's or disk's fullness */
+/* Under way for io_timeout. *rounds: how many rounds of the keeper saw that. */
+int kvs_overdue(const struct kvs_store *store, int64_t began_ns, int64_t now_ns, uint8_t *rounds);
+int64_t kvs_slow_ns(const struct kvs_store *store); /* an operation longer than this is slow */
+void kvs_breaker_note_locked(struct kvs_root *root, int error, int64_t took_ns);
+void kvs_breaker_note_call_locked(struct kvs_root *root, int error);
+void kvs_breaker_trip_locked(struct kvs_root *root, const char *why);
+void kvs_breaker_round_locked(struct kvs_root *root, int64_t now_ns);
+void kvs_breaker_close_locked(struct kvs_root *root);
+void kvs_breaker_stay_open_locked(struct kvs_root *root, const char *why);
+void kvs_probe_job(struct kvs_root *root, void *argument);
+void kvs_probe_read_done(struct kvs_root *root, struct kvs_transfer *transfer); /* I/O thread */
+/* Takes root down when its path no longer leads to the directory in use. */
+void kvs_look_job(struct kvs_root *root, void *argument);
+int kvs_fs_watch_open(struct kvs_store *store, struct kvs_fs **out);
+void kvs_fs_watch_close(struct kvs_fs *fs);
+void kvs_event_note_locked(struct kvs_root *root, const char *what, const char *why); /* info.c */
 
 #endif

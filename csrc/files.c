@@ -1,14 +1,13 @@
 /*
- * files.c: opening extent files, checking their headers, and a bounded cache of open ones.
+ * files.c: opening extent files, and a bounded cache of open ones.
  *
  * Opens and closes happen on file workers only. An open file carries what a load needs to judge
- * cells: the keys, the region offsets and the checksums, all verified. Reads no cell.
+ * cells (header.c). Reads no cell.
  *
  * Invariants:
  *   1. A kvs_file exists while its extent points at it or refs > 0; its fd is closed by a job.
  *   2. Files being opened and files being read are at most file_max together: a small limit on
  *      descriptors makes loads slower, not short.
- *   3. Busy is never taken for damage: only a header that was read and is wrong condemns a file.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,160 +17,13 @@
 
 enum { SPARE_MIN = 4 }; /* files open at once, however short descriptors are: loads wait for them */
 
-/* What an errno of the metadata waist means for whoever asked for the block. */
-static enum kvs_reason reason_of_errno(int error)
-{
-    switch (-error) {
-    case ENOENT:
-    case ESTALE:
-    case ENOTDIR:
-        return KVS_REASON_ABSENT;
-    case ENODATA: /* shorter than its header */
-    case EINVAL: /* not a regular file */
-    case ELOOP: /* a symbolic link */
-    case ENXIO: /* a socket */
-    case EISDIR:
-        return KVS_REASON_DAMAGED;
-    case EHOSTDOWN:
-        return KVS_REASON_ROOT_DOWN;
-    default:
-        return kvs_busy_error(error) ? KVS_REASON_BUSY : KVS_REASON_IO_ERROR;
-    }
-}
-
-static enum kvs_reason reason_of_verdict(enum kvs_verdict verdict)
-{
-    switch (verdict) {
-    case KVS_VERDICT_GOOD:
-        return KVS_REASON_NONE;
-    case KVS_VERDICT_VERSION:
-    case KVS_VERDICT_UNKNOWN:
-        return KVS_REASON_FOREIGN;
-    default:
-        return KVS_REASON_DAMAGED;
-    }
-}
-
-enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
-                                struct kvs_extent_header *header, struct kvs_fs_stat *stat)
-{
-    struct kvs_fs *fs = root->store->fs;
-    int opened = fs->calls->open_read(fs, root->fd, path);
-    if (opened < 0) {
-        return reason_of_errno(opened);
-    }
-    uint8_t page[KVS_FORMAT_PAGE_BYTES];
-    int error = fs->calls->stat_fd(fs, opened, stat);
-    if (!error) {
-        error = fs->calls->read_at(fs, opened, page, sizeof(page), 0);
-    }
-    enum kvs_reason reason = error ? reason_of_errno(error) : KVS_REASON_NONE;
-    if (!reason) {
-        reason = reason_of_verdict(kvs_format_decode_page(page, sizeof(page), header));
-    }
-    if (!reason && stat->bytes != header->file_bytes) {
-        reason = KVS_REASON_DAMAGED;
-    }
-    if (reason) {
-        fs->calls->close(fs, opened);
-        return reason;
-    }
-    *fd = opened;
-    return KVS_REASON_NONE;
-}
-
-static void file_free(struct kvs_file *file)
-{
-    free(file->keys);
-    free(file->region_offsets);
-    free(file->checksums);
-    free(file);
-}
-
-static int file_alloc(const struct kvs_extent_header *header, struct kvs_file **out)
-{
-    struct kvs_file *file = calloc(1, sizeof(*file));
-    if (!file) {
-        return -ENOMEM;
-    }
-    size_t cells = (size_t)header->layer_count * header->block_count;
-    file->layer_count = header->layer_count;
-    file->block_count = header->block_count;
-    file->keys = malloc(header->block_count * sizeof(*file->keys));
-    file->region_offsets = malloc(header->layer_count * sizeof(*file->region_offsets));
-    file->checksums = malloc(cells * sizeof(*file->checksums));
-    if (!file->keys || !file->region_offsets || !file->checksums) {
-        file_free(file);
-        return -ENOMEM;
-    }
-    memcpy(file->keys, header->keys, header->block_count * sizeof(*file->keys));
-    *out = file;
-    return 0;
-}
-
-/* The rest of the header: cell sizes must be the layout's, checksums are kept. */
-static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespace *ns, int fd,
-                                 const struct kvs_extent_header *header, struct kvs_file *file)
-{
-    struct kvs_fs *fs = root->store->fs;
-    uint32_t *cell_bytes = malloc(header->layer_count * sizeof(*cell_bytes));
-    void *buffer = aligned_alloc(KVS_FORMAT_PAGE_BYTES, header->header_bytes);
-    enum kvs_reason reason = KVS_REASON_BUSY;
-    if (cell_bytes && buffer) {
-        int error = fs->calls->read_at(fs, fd, buffer, header->header_bytes, 0);
-        reason = error ? reason_of_errno(error)
-                       : reason_of_verdict(
-                             kvs_format_decode_rest(buffer, header, cell_bytes, file->checksums));
-    }
-    if (!reason) {
-        uint32_t header_bytes;
-        uint64_t file_bytes;
-        if (memcmp(cell_bytes, ns->cell_bytes, ns->layer_count * sizeof(*cell_bytes)) != 0) {
-            reason = KVS_REASON_FOREIGN;
-        } else if (kvs_format_geometry(ns->layer_count, cell_bytes, header->block_count, 0,
-                                       &header_bytes, file->region_offsets, &file_bytes) < 0) {
-            reason = KVS_REASON_DAMAGED;
-        } else {
-            /* Optional sections make the header longer than we would: shift the regions. */
-            for (uint32_t i = 0; i < ns->layer_count; i++) {
-                file->region_offsets[i] += header->header_bytes - (uint64_t)header_bytes;
-            }
-        }
-    }
-    free(buffer);
-    free(cell_bytes);
-    return reason;
-}
-
-enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, int fd,
-                              const struct kvs_extent_header *header, struct kvs_file **out)
-{
-    struct kvs_file *file = NULL;
-    if (memcmp(header->fingerprint, ns->fingerprint, sizeof(ns->fingerprint)) != 0 ||
-        header->layer_count != ns->layer_count || header->block_tokens != ns->block_tokens) {
-        return KVS_REASON_FOREIGN;
-    }
-    if (file_alloc(header, &file) < 0) {
-        return KVS_REASON_BUSY;
-    }
-    enum kvs_reason reason = rest_read(root, ns, fd, header, file);
-    if (reason) {
-        file_free(file);
-        return reason;
-    }
-    file->root = root;
-    file->fd = fd;
-    *out = file;
-    return KVS_REASON_NONE;
-}
-
 void kvs_file_discard(struct kvs_file *file)
 {
     struct kvs_fs *fs = file->root->store->fs;
     struct kvs_root *before = kvs_worker_at(file->root); /* it may be another root's file */
     fs->calls->close(fs, file->fd);
     kvs_worker_at(before);
-    file_free(file);
+    kvs_file_free(file);
 }
 
 static void close_job(struct kvs_root *root, void *argument)
@@ -190,7 +42,11 @@ static void let_go(struct kvs_store *store, struct kvs_file *file)
     if (!file->extent && file->refs == 0) {
         kvs_list_remove(&file->lru);
         store->file_count--;
-        kvs_job_add_locked(file->root, close_job, file, 0);
+        if (file->charged_bytes) {
+            kvs_job_add_slow_locked(file->root, close_job, file, file->charged_bytes);
+        } else {
+            kvs_job_add_locked(file->root, close_job, file, 0);
+        }
     }
 }
 
@@ -315,7 +171,17 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
     return 0;
 }
 
-/* Opened for an extent that the index knows: the header must still be the one it was made from. */
+/* Not the extent that the index knows: another one has its name. */
+static int replaced(const struct kvs_extent *extent, const struct kvs_extent_header *header)
+{
+    int differs = header->block_count != extent->block_count;
+    for (uint32_t i = 0; !differs && i < header->block_count; i++) {
+        differs = kvs_tag(extent->ns, &header->keys[i]) != extent->tags[i];
+    }
+    return differs;
+}
+
+/* Opened for an extent that the index knows. ABSENT: its file is gone, perhaps for another one. */
 static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *extent,
                                   struct kvs_file **out)
 {
@@ -328,12 +194,15 @@ static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *exte
     }
     kvs_path_of(extent->ns, &extent->name, path);
     enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
-    if (!reason && (header->block_count != extent->block_count ||
-                    memcmp(&header->keys[extent->named], &extent->name, KVS_KEY_BYTES) != 0)) {
-        reason = KVS_REASON_FOREIGN;
-    }
     if (!reason) {
         reason = kvs_file_open(root, extent->ns, fd, header, out);
+    }
+    if (!reason && replaced(extent, header)) {
+        /* Another whole extent: good under this name if it holds it, and not the one we know. */
+        reason = kvs_header_has_key(header, &extent->name) ? KVS_REASON_ABSENT : KVS_REASON_DAMAGED;
+        kvs_file_discard(*out); /* and fd with it */
+        *out = NULL;
+        fd = -1;
     }
     if (reason && fd >= 0) {
         root->store->fs->calls->close(root->store->fs, fd);
@@ -346,6 +215,8 @@ static void open_job(struct kvs_root *root, void *argument)
 {
     struct kvs_store *store = root->store;
     struct kvs_extent *extent = argument;
+    struct kvs_namespace *ns = extent->ns;
+    struct kvs_key name = extent->name;
     struct kvs_file *file = NULL;
     kvs_lock(store);
     int again = extent->unreadable;
@@ -356,15 +227,16 @@ static void open_job(struct kvs_root *root, void *argument)
         file = NULL;
     } else if (!reason) {
         reason = store->closing ? KVS_REASON_CLOSED : KVS_REASON_EVICTED;
-    } else if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
-        kvs_quarantine_locked(store, extent, KVS_REASON_DAMAGED);
+    } else if (reason == KVS_REASON_DAMAGED) {
+        kvs_quarantine_locked(store, extent, reason);
     } else if (reason == KVS_REASON_IO_ERROR && extent->state == KVS_EXTENT_LIVE) {
         kvs_extent_unreadable_locked(root, extent, again);
-    } else if (reason == KVS_REASON_ABSENT) {
-        /* Another process or an operator removed it: its bytes are free already. */
+    } else if (reason == KVS_REASON_ABSENT || reason == KVS_REASON_FOREIGN) {
+        /* Another process or an operator removed or replaced it: its bytes are free already. */
         kvs_room_refund_locked(root, extent->physical_bytes);
         extent->physical_bytes = 0;
-        kvs_extent_forget_locked(store, extent, KVS_REASON_EVICTED);
+        kvs_extent_forget_locked(store, extent,
+                                 reason == KVS_REASON_ABSENT ? KVS_REASON_EVICTED : reason);
     }
     extent->opening = 0;
     store->files_opening--;
@@ -374,6 +246,12 @@ static void open_job(struct kvs_root *root, void *argument)
     kvs_unlock(store);
     if (file) {
         kvs_file_discard(file);
+    }
+    struct kvs_extent *found;
+    if (reason == KVS_REASON_ABSENT && kvs_adopt(root, ns, &name, 0, &found) == KVS_REASON_NONE) {
+        kvs_lock(store);
+        kvs_extent_unpin_locked(store, found);
+        kvs_unlock(store);
     }
     kvs_files_trim(store); /* at once: a queued close would wait behind hundreds of opens */
 }

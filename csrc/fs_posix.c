@@ -3,8 +3,8 @@
  *
  * What a file system refuses (O_DIRECT, O_NOATIME, O_TMPFILE, fallocate) is tried again without,
  * and the loss is noted in `lost`. It never judges what it reads, and it retries nothing but EINTR.
- * Invariant: no call but open_root follows a symbolic link in the last component of a path, and no
- * file but a regular one is ever handed out.
+ * Invariant: no call but open_root follows a symbolic link, in no component of a path, so nothing
+ * outside the root is touched; and no file but a regular one is ever handed out.
  */
 #define _GNU_SOURCE 1
 
@@ -19,8 +19,6 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
-
-enum { PATH_BYTES = 4096 };
 
 struct fs_posix {
     struct kvs_fs base;
@@ -59,74 +57,26 @@ static int posix_open_root(struct kvs_fs *fs, const char *path, int create)
     return fd >= 0 ? fd : -errno;
 }
 
-static int make_one_directory(int root_fd, const char *path)
+/* A device is not opened even for a moment: that alone may do something. */
+static int open_regular(int directory_fd, const char *name, uint32_t *lost)
 {
-    struct stat there;
-    if (mkdirat(root_fd, path, 0700) == 0) {
-        return 0;
+    struct stat file;
+    int rc = kvs_fs_posix_result(fstatat(directory_fd, name, &file, AT_SYMLINK_NOFOLLOW));
+    if (rc == 0 && !S_ISREG(file.st_mode)) {
+        rc = S_ISLNK(file.st_mode) ? -ELOOP : -EINVAL;
     }
-    if (errno != EEXIST) {
-        return -errno;
+    if (rc != 0) {
+        return rc;
     }
-    if (fstatat(root_fd, path, &there, AT_SYMLINK_NOFOLLOW) != 0) {
-        return -errno;
-    }
-    return S_ISDIR(there.st_mode) ? 0 : -ENOTDIR;
-}
-
-int kvs_fs_posix_make_directory(struct kvs_fs *fs, int root_fd, const char *path)
-{
-    (void)fs;
-    char prefix[PATH_BYTES];
-    const size_t length = strlen(path);
-    if (length == 0 || length >= sizeof prefix || path[0] == '/') {
-        return length >= sizeof prefix ? -ENAMETOOLONG : -EINVAL;
-    }
-    memcpy(prefix, path, length + 1);
-    for (char *slash = strchr(prefix, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        const int rc = make_one_directory(root_fd, prefix);
-        if (rc != 0) {
-            return rc;
-        }
-        *slash = '/';
-    }
-    return make_one_directory(root_fd, prefix);
-}
-
-int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, int noatime, uint32_t *lost)
-{
-    int extra = O_DIRECT | (noatime ? O_NOATIME : 0);
-    for (;;) {
-        const int fd = openat(root_fd, path, flags | extra | O_CLOEXEC | O_NOFOLLOW, 0600);
-        if (fd >= 0) {
-            return fd;
-        }
-        if (errno == EPERM && (extra & O_NOATIME) != 0) {
-            extra &= ~O_NOATIME;
-            *lost |= KVS_FS_LOST_NOATIME;
-        } else if (errno == EINVAL && (extra & O_DIRECT) != 0) {
-            extra &= ~O_DIRECT;
-            *lost |= KVS_FS_LOST_DIRECT;
-        } else {
-            return -errno;
-        }
-    }
-}
-
-static int posix_open_read(struct kvs_fs *fs, int root_fd, const char *path)
-{
-    uint32_t lost = 0;
-    struct stat opened;
-    const int fd = kvs_fs_posix_open_direct(root_fd, path, O_RDONLY | O_NONBLOCK, 1, &lost);
+    /* O_NONBLOCK is for a FIFO that came meanwhile; left on, io_uring may answer EAGAIN. */
+    const int fd = kvs_fs_posix_open_in(directory_fd, name, O_RDONLY | O_NONBLOCK, 1, lost);
     if (fd < 0) {
         return fd;
     }
-    int rc = kvs_fs_posix_result(fstat(fd, &opened));
-    if (rc == 0 && !S_ISREG(opened.st_mode)) {
+    rc = kvs_fs_posix_result(fstat(fd, &file));
+    if (rc == 0 && !S_ISREG(file.st_mode)) {
         rc = -EINVAL;
     }
-    /* O_NONBLOCK was for FIFOs; left on, io_uring may answer a read with EAGAIN. */
     const int flags = rc == 0 ? fcntl(fd, F_GETFL) : 0;
     if (rc == 0 && (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0)) {
         rc = -errno;
@@ -135,20 +85,52 @@ static int posix_open_read(struct kvs_fs *fs, int root_fd, const char *path)
         close(fd);
         return rc;
     }
-    kvs_fs_posix_note_lost(fs, lost);
+    return fd;
+}
+
+static int posix_open_read(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    uint32_t lost = 0;
+    const char *last;
+    const int directory = kvs_fs_posix_enter(root_fd, path, &last);
+    if (directory < 0) {
+        return directory;
+    }
+    const int fd = open_regular(directory, last, &lost);
+    kvs_fs_posix_leave(root_fd, directory);
+    if (fd >= 0) {
+        kvs_fs_posix_note_lost(fs, lost);
+    }
     return fd;
 }
 
 static int posix_rename(struct kvs_fs *fs, int root_fd, const char *from, const char *to)
 {
     (void)fs;
-    return kvs_fs_posix_result(renameat(root_fd, from, root_fd, to));
+    const char *old, *new;
+    const int source = kvs_fs_posix_enter(root_fd, from, &old);
+    const int target = source >= 0 ? kvs_fs_posix_enter(root_fd, to, &new) : source;
+    const int rc = target < 0 ? target : kvs_fs_posix_result(renameat(source, old, target, new));
+    if (target >= 0) {
+        kvs_fs_posix_leave(root_fd, target);
+    }
+    if (source >= 0) {
+        kvs_fs_posix_leave(root_fd, source);
+    }
+    return rc;
 }
 
 static int posix_unlink(struct kvs_fs *fs, int root_fd, const char *path)
 {
     (void)fs;
-    return kvs_fs_posix_result(unlinkat(root_fd, path, 0));
+    const char *last;
+    const int directory = kvs_fs_posix_enter(root_fd, path, &last);
+    if (directory < 0) {
+        return directory;
+    }
+    const int rc = kvs_fs_posix_result(unlinkat(directory, last, 0));
+    kvs_fs_posix_leave(root_fd, directory);
+    return rc;
 }
 
 static int posix_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
@@ -164,6 +146,7 @@ static void fill_stat(const struct stat *from, struct kvs_fs_stat *out)
         .bytes = (uint64_t)from->st_size,
         .physical_bytes = (uint64_t)from->st_blocks * 512,
         .mtime_s = from->st_mtim.tv_sec,
+        .mtime_ns = from->st_mtim.tv_nsec,
         .atime_s = from->st_atim.tv_sec,
         .inode = from->st_ino,
         .device = from->st_dev,
@@ -189,18 +172,31 @@ static int posix_stat_path(struct kvs_fs *fs, int root_fd, const char *path,
 {
     (void)fs;
     struct stat file;
-    if (fstatat(root_fd, kvs_fs_posix_path(path), &file, AT_SYMLINK_NOFOLLOW) != 0) {
-        return -errno;
+    const char *last;
+    const int directory = kvs_fs_posix_enter(root_fd, path, &last);
+    if (directory < 0) {
+        return directory;
     }
-    fill_stat(&file, out);
-    return 0;
+    const int rc = kvs_fs_posix_result(fstatat(directory, last, &file, AT_SYMLINK_NOFOLLOW));
+    kvs_fs_posix_leave(root_fd, directory);
+    if (rc == 0) {
+        fill_stat(&file, out);
+    }
+    return rc;
 }
 
 static int open_directory(int root_fd, const char *path)
 {
     const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
-    const int fd = openat(root_fd, kvs_fs_posix_path(path), flags);
-    return fd >= 0 ? fd : -errno;
+    const char *last;
+    const int parent = kvs_fs_posix_enter(root_fd, path, &last);
+    if (parent < 0) {
+        return parent;
+    }
+    const int fd = openat(parent, last, flags);
+    const int rc = fd >= 0 ? fd : -errno;
+    kvs_fs_posix_leave(root_fd, parent);
+    return rc;
 }
 
 static uint8_t entry_is_directory(int directory_fd, const struct dirent *entry)
@@ -266,16 +262,10 @@ static int posix_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     return 0;
 }
 
-static int posix_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
+static int posix_sync(struct kvs_fs *fs, int root_fd)
 {
     (void)fs;
-    const int fd = open_directory(root_fd, path);
-    if (fd < 0) {
-        return fd;
-    }
-    const int rc = kvs_fs_posix_result(fsync(fd));
-    close(fd);
-    return rc;
+    return kvs_fs_posix_result(syncfs(root_fd));
 }
 
 static int posix_sync_file(struct kvs_fs *fs, int fd)
@@ -315,7 +305,7 @@ static const struct kvs_fs_calls posix_calls = {
     .stat_path = posix_stat_path,
     .list = posix_list,
     .space = posix_space,
-    .sync_directory = posix_sync_directory,
+    .sync = posix_sync,
     .sync_file = posix_sync_file,
     .read_at = kvs_fs_posix_read_at,
     .write_at = kvs_fs_posix_write_at,

@@ -1,7 +1,8 @@
 /*
- * fs_posix.h: what the three files of the Linux file system share.
+ * fs_posix.h: what the files of the Linux file system share.
  *
- *   fs_posix.c       names, directories, stat, times; the table of calls
+ *   fs_posix.c       names, stat, times, listing; the table of calls
+ *   fs_posix_way.c   the way to a name: directories, and opening below them
  *   fs_posix_file.c  a file's way from temporary to linked, and its few KiB of reads and writes
  *   fs_posix_lock.c  the lock between processes
  */
@@ -16,11 +17,20 @@ enum { KVS_FS_PAGE_BYTES = 4096 }; /* O_DIRECT's alignment, whatever the device 
 
 #define KVS_FS_BTRFS_MAGIC 0x9123683Eu
 
-/* fs_posix.c */
+/* fs_posix_way.c */
+/* The directory in which a path's last component lies, and that component. Opened without following
+ * a link, to be left again; the root's own descriptor where the path has one component. */
+int kvs_fs_posix_enter(int root_fd, const char *path, const char **last);
+void kvs_fs_posix_leave(int root_fd, int directory_fd);
 int kvs_fs_posix_make_directory(struct kvs_fs *fs, int root_fd, const char *path);
 /* openat with O_DIRECT, and O_NOATIME if `noatime`, dropping what is refused. Into *lost go bits of
  * kvs_fs_lost: what was dropped, to be noted when the open turns out well. */
-int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, int noatime, uint32_t *lost);
+int kvs_fs_posix_open_in(int directory_fd, const char *name, int flags, int noatime,
+                         uint32_t *lost);
+/* The same for a path, without O_NOATIME. */
+int kvs_fs_posix_open_direct(int root_fd, const char *path, int flags, uint32_t *lost);
+
+/* fs_posix.c */
 void kvs_fs_posix_note_lost(struct kvs_fs *fs, uint32_t bits);
 uint64_t kvs_fs_posix_next_number(struct kvs_fs *fs);
 

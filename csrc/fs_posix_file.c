@@ -37,6 +37,19 @@ static int fresh_name(struct kvs_fs *fs, const char *directory, char name[KVS_FS
     return length > 0 && length < KVS_FS_NAME_BYTES ? 0 : -ENAMETOOLONG;
 }
 
+static int reopen(int root_fd, const char *path)
+{
+    const char *last;
+    const int directory = kvs_fs_posix_enter(root_fd, path, &last);
+    if (directory < 0) {
+        return directory;
+    }
+    const int fd = openat(directory, last, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    const int rc = fd >= 0 ? fd : -errno;
+    kvs_fs_posix_leave(root_fd, directory);
+    return rc;
+}
+
 static int create_named(struct kvs_fs *fs, int root_fd, const char *directory,
                         struct kvs_fs_temp *out)
 {
@@ -45,11 +58,10 @@ static int create_named(struct kvs_fs *fs, int root_fd, const char *directory,
     if (rc != 0) {
         return rc;
     }
-    int fd = kvs_fs_posix_open_direct(root_fd, out->name, O_RDWR | O_CREAT | O_EXCL, 0, &lost);
+    int fd = kvs_fs_posix_open_direct(root_fd, out->name, O_RDWR | O_CREAT | O_EXCL, &lost);
     if (fd == -EEXIST && lost != 0) {
         /* Some file systems create the file before they refuse O_DIRECT. The name is ours. */
-        fd = openat(root_fd, out->name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-        fd = fd >= 0 ? fd : -errno;
+        fd = reopen(root_fd, out->name);
     }
     if (fd < 0) {
         return fd;
@@ -78,8 +90,7 @@ int kvs_fs_posix_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
 {
     uint32_t lost = 0;
     memset(out, 0, sizeof *out);
-    out->fd = kvs_fs_posix_open_direct(root_fd, kvs_fs_posix_path(directory), O_TMPFILE | O_RDWR, 0,
-                                       &lost);
+    out->fd = kvs_fs_posix_open_direct(root_fd, directory, O_TMPFILE | O_RDWR, &lost);
     if (out->fd >= 0) {
         kvs_fs_posix_note_lost(fs, lost);
         return 0;
@@ -142,20 +153,38 @@ int kvs_fs_posix_direct_unit(struct kvs_fs *fs, int fd)
     return PAGE;
 }
 
+static int link_into(int root_fd, const struct kvs_fs_temp *temp, int directory, const char *name)
+{
+    const char *last;
+    if (temp->name[0] == '\0') {
+        char by_fd[32];
+        snprintf(by_fd, sizeof by_fd, "/proc/self/fd/%d", temp->fd);
+        return kvs_fs_posix_result(linkat(AT_FDCWD, by_fd, directory, name, AT_SYMLINK_FOLLOW));
+    }
+    const int from = kvs_fs_posix_enter(root_fd, temp->name, &last);
+    if (from < 0) {
+        return from;
+    }
+    const int rc = kvs_fs_posix_result(linkat(from, last, directory, name, 0));
+    if (rc == 0) {
+        unlinkat(from, last, 0); /* failed: a second name, which cleaning up removes */
+    }
+    kvs_fs_posix_leave(root_fd, from);
+    return rc;
+}
+
 int kvs_fs_posix_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp,
                       const char *target)
 {
     (void)fs;
-    if (temp->name[0] == '\0') {
-        char by_fd[32];
-        snprintf(by_fd, sizeof by_fd, "/proc/self/fd/%d", temp->fd);
-        return kvs_fs_posix_result(linkat(AT_FDCWD, by_fd, root_fd, target, AT_SYMLINK_FOLLOW));
+    const char *last;
+    const int directory = kvs_fs_posix_enter(root_fd, target, &last);
+    if (directory < 0) {
+        return directory;
     }
-    if (linkat(root_fd, temp->name, root_fd, target, 0) != 0) {
-        return -errno;
-    }
-    unlinkat(root_fd, temp->name, 0); /* failed: a second name, which cleaning up removes */
-    return 0;
+    const int rc = link_into(root_fd, temp, directory, last);
+    kvs_fs_posix_leave(root_fd, directory);
+    return rc;
 }
 
 static uint64_t page_down(uint64_t offset)

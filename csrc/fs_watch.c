@@ -159,9 +159,9 @@ static int watch_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     WATCHED(fs, root_fd, inner(fs)->calls->space(inner(fs), root_fd, out));
 }
 
-static int watch_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
+static int watch_sync(struct kvs_fs *fs, int root_fd)
 {
-    WATCHED(fs, root_fd, inner(fs)->calls->sync_directory(inner(fs), root_fd, path));
+    WATCHED(fs, root_fd, inner(fs)->calls->sync(inner(fs), root_fd));
 }
 
 static int watch_sync_file(struct kvs_fs *fs, int fd)
@@ -215,7 +215,7 @@ static const struct kvs_fs_calls watch_calls = {
     .stat_path = watch_stat_path,
     .list = watch_list,
     .space = watch_space,
-    .sync_directory = watch_sync_directory,
+    .sync = watch_sync,
     .sync_file = watch_sync_file,
     .read_at = watch_read_at,
     .write_at = watch_write_at,

@@ -1,5 +1,5 @@
 /*
- * io_aio.c: the engine of io.h over Linux AIO: as fast as io_uring without registered memory, and
+ * io_aio.c: the engine of io.h over Linux AIO: close to io_uring without registered memory, and
  * alive under the seccomp profiles that block io_uring.
  *
  * By way of aio_shim.h, no libaio. Only direct I/O is asynchronous here: on a file without O_DIRECT

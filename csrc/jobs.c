@@ -2,9 +2,9 @@
  * jobs.c: the file workers of a root. Everything of fs.h happens on them, several at a time,
  * because cold opens and last closes take 0.3 to 10 ms and must not sit on the I/O thread.
  *
- * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan). A worker
- * that a call of fs.h keeps for io_timeout is replaced: the root whose device it waits for goes
- * down (fs_watch.c notes which), and what its own root has to do goes on.
+ * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan), slow ones
+ * (pace.c) come last. A worker that a call of fs.h keeps for io_timeout is replaced: the root whose
+ * device it waits for goes down (fs_watch.c notes which), and what its own root has to do goes on.
  *
  * Invariants:
  *   1. A job runs exactly once, also when the store is closing.
@@ -82,14 +82,19 @@ int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, voi
     return 0;
 }
 
-int kvs_job_add_anywhere_locked(struct kvs_store *store, void (*run)(struct kvs_root *, void *),
-                                void *argument, int urgent)
+struct kvs_root *kvs_root_in_use_locked(struct kvs_store *store)
 {
     uint32_t at = 0;
     while (at + 1 < store->root_count && kvs_root_down_locked(&store->roots[at])) {
         at++;
     }
-    return kvs_job_add_locked(&store->roots[at], run, argument, urgent);
+    return &store->roots[at];
+}
+
+int kvs_job_add_anywhere_locked(struct kvs_store *store, void (*run)(struct kvs_root *, void *),
+                                void *argument, int urgent)
+{
+    return kvs_job_add_locked(kvs_root_in_use_locked(store), run, argument, urgent);
 }
 
 static void *worker_main(void *argument)
@@ -104,12 +109,16 @@ static void *worker_main(void *argument)
         if (!job) {
             job = queue_take(&root->jobs, &root->jobs_tail);
         }
+        if (!job) {
+            job = kvs_slow_take_locked(root, worker);
+        }
         if (job) {
             worker->at = root;
             kvs_unlock(store);
             job->run(root, job->argument);
-            free(job);
             kvs_lock(store);
+            kvs_slow_over_locked(worker);
+            free(job);
             pthread_cond_broadcast(&store->changed);
         } else if (root->workers_stop) {
             break; /* asked to stop, and nothing is left to do */
@@ -146,6 +155,7 @@ int kvs_jobs_start(struct kvs_root *root)
     int error = 0;
     root->jobs_tail = &root->jobs;
     root->urgent_tail = &root->urgent_jobs;
+    root->slow_tail = &root->slow_jobs;
     kvs_lock(root->store);
     for (uint32_t i = 0; i < KVS_FILE_WORKERS && !error; i++) {
         error = worker_start(root);
@@ -168,6 +178,7 @@ void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns)
         snprintf(why, sizeof(why), "a call of its file system has not come back for %.3g s",
                  (double)(now_ns - worker->since_ns) / 1e9);
         kvs_breaker_trip_locked(worker->at, why);
+        kvs_slow_over_locked(worker); /* those behind it need not wait for it */
         worker->replaced = worker_start(root) == 0;
     }
 }

@@ -2,7 +2,8 @@
  * lease.c: protection of a range of a chain from eviction, until it is released or its time is up.
  *
  * A lease pins extents, no files and no memory. Loads pin what they read themselves, so a lease
- * that ends early takes nothing away from a running load.
+ * that ends early takes nothing away from a running load. Lists of pins are here too, also for
+ * writers and replays.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,32 +27,53 @@ static struct kvs_lease *same_locked(struct kvs_store *store, const struct kvs_n
     return NULL;
 }
 
-/* Pins what the index knows of the range. */
-static int pin_locked(struct kvs_lease *lease)
+int kvs_pins_add_locked(struct kvs_pins *pins, struct kvs_extent *extent)
 {
-    struct kvs_store *store = lease->store;
-    uint64_t at = lease->first;
-    uint32_t room = 0;
-    while (at < lease->end) {
+    if (pins->count == pins->room) {
+        uint32_t room = pins->room ? pins->room * 2 : 16;
+        struct kvs_extent **grown = realloc(pins->extents, room * sizeof(*grown));
+        if (!grown) {
+            return -ENOMEM;
+        }
+        pins->extents = grown;
+        pins->room = room;
+    }
+    kvs_extent_pin_locked(extent);
+    pins->extents[pins->count++] = extent;
+    return 0;
+}
+
+int kvs_pins_add_chain_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                              const struct kvs_key *keys, uint64_t first, uint64_t end,
+                              struct kvs_pins *pins)
+{
+    uint64_t at = first;
+    int error = 0;
+    while (at < end && !error) {
         uint8_t position = 0;
-        struct kvs_extent *extent =
-            kvs_extent_lookup_locked(store, lease->ns, &lease->keys[at], &position);
+        struct kvs_extent *extent = kvs_extent_lookup_locked(store, ns, &keys[at], &position);
         if (!extent) {
             break;
         }
-        if (lease->pinned_count == room) {
-            room = room ? room * 2 : 16;
-            struct kvs_extent **grown = realloc(lease->pinned, room * sizeof(*grown));
-            if (!grown) {
-                return -ENOMEM;
-            }
-            lease->pinned = grown;
-        }
-        kvs_extent_pin_locked(extent);
-        lease->pinned[lease->pinned_count++] = extent;
-        at += kvs_extent_follow_locked(extent, position, &lease->keys[at], lease->end - at);
+        error = kvs_pins_add_locked(pins, extent);
+        at += kvs_extent_follow_locked(extent, position, &keys[at], end - at);
     }
-    return 0;
+    return error;
+}
+
+void kvs_pins_drop_locked(struct kvs_store *store, struct kvs_pins *pins)
+{
+    for (uint32_t i = 0; i < pins->count; i++) {
+        kvs_extent_unpin_locked(store, pins->extents[i]);
+    }
+    pins->count = 0;
+}
+
+void kvs_pins_end_locked(struct kvs_store *store, struct kvs_pins *pins)
+{
+    kvs_pins_drop_locked(store, pins);
+    free(pins->extents);
+    *pins = (struct kvs_pins){0};
 }
 
 static void end_locked(struct kvs_lease *lease)
@@ -62,10 +84,7 @@ static void end_locked(struct kvs_lease *lease)
     lease->alive = 0;
     kvs_list_remove(&lease->link);
     lease->store->lease_count--;
-    for (uint32_t i = 0; i < lease->pinned_count; i++) {
-        kvs_extent_unpin_locked(lease->store, lease->pinned[i]);
-    }
-    lease->pinned_count = 0;
+    kvs_pins_end_locked(lease->store, &lease->pins);
 }
 
 /* The caller holds a reference to the store of its own. */
@@ -74,7 +93,6 @@ void kvs_lease_drop_locked(struct kvs_lease *lease)
     if (--lease->refs == 0) {
         end_locked(lease);
         atomic_fetch_sub(&lease->store->refs, 1);
-        free(lease->pinned);
         free(lease->keys);
         free(lease);
     }
@@ -124,7 +142,8 @@ int kvs_lease_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t
             lease->alive = 1;
             kvs_list_add_last(&store->leases, &lease->link);
             store->lease_count++;
-            error = pin_locked(lease);
+            error =
+                kvs_pins_add_chain_locked(store, lease->ns, lease->keys, first, end, &lease->pins);
             if (error) {
                 kvs_lease_drop_locked(lease);
             }

@@ -41,7 +41,8 @@ static int name_give_up(struct kvs_root *root, struct kvs_extent *extent, int as
     } else if (root->is_owner) {
         error = kvs_quarantine_move(root, path);
     }
-    return error == -ENOENT ? 0 : error;
+    /* A directory in its place, or a file in place of its directory: the name is not ours now. */
+    return error == -ENOENT || error == -ENOTDIR || error == -EISDIR ? 0 : error;
 }
 
 /* 0 when the file has given up its name, by us or by another. On an error it stays in
@@ -65,7 +66,11 @@ static int leave_now(struct kvs_root *root, struct kvs_extent *extent)
         extent->leaving = (uint8_t)(error ? how : KVS_LEAVING_NOT);
         if (!error) {
             kvs_list_remove(&extent->lru);
-            root->space.free_bytes += how == KVS_LEAVING_UNLINK ? extent->physical_bytes : 0;
+            if (how == KVS_LEAVING_UNLINK) {
+                int read = extent->file && extent->file->refs > 0; /* its last close is charged */
+                root->space.free_bytes += extent->physical_bytes;
+                kvs_pace_charge_locked(root, read ? 0 : extent->physical_bytes);
+            }
         }
         pthread_cond_broadcast(&store->changed);
     }

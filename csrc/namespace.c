@@ -23,30 +23,6 @@ static void hex_of(const uint8_t *bytes, uint32_t count, char *out)
     out[2 * count] = 0;
 }
 
-static int hex_value(char digit)
-{
-    if (digit >= '0' && digit <= '9') {
-        return digit - '0';
-    }
-    return digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
-}
-
-int kvs_key_from_name(const char *name, struct kvs_key *out)
-{
-    if (strlen(name) != 2 * KVS_KEY_BYTES + 3 || strcmp(name + 2 * KVS_KEY_BYTES, ".kv") != 0) {
-        return -EINVAL;
-    }
-    for (uint32_t i = 0; i < KVS_KEY_BYTES; i++) {
-        int high = hex_value(name[2 * i]);
-        int low = hex_value(name[2 * i + 1]);
-        if (high < 0 || low < 0) {
-            return -EINVAL;
-        }
-        out->bytes[i] = (uint8_t)(high << 4 | low);
-    }
-    return 0;
-}
-
 void kvs_bucket_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path,
                    uint32_t *bucket)
 {
@@ -92,6 +68,9 @@ int kvs_namespace_add_locked(struct kvs_store *store, const char *name, struct k
 
 void kvs_namespace_free(struct kvs_namespace *ns)
 {
+    for (uint32_t i = 0; i < KVS_ROOTS_MAX; i++) {
+        free(ns->seen[i]);
+    }
     free(ns->cell_bytes);
     free(ns->part_counts);
     free(ns->part_first);

@@ -41,7 +41,7 @@ static int header_write(struct kvs_root *root, struct kvs_writer *writer,
             header->parent = writer->keys[made->first - 1];
         }
         memcpy(header->class_name, class->name, sizeof(header->class_name));
-        header->created_s = store->clock->wall_s(store->clock);
+        header->created_s = kvs_store_now_s(store);
         header->ttl_s = class->ttl_s;
         memcpy(header->keys, &writer->keys[made->first], made->count * sizeof(header->keys[0]));
         for (uint32_t layer = 0; layer < ns->layer_count; layer++) {
@@ -60,6 +60,21 @@ static int header_write(struct kvs_root *root, struct kvs_writer *writer,
     return error;
 }
 
+/* 0: the name is free. */
+static int winner_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
+                       enum kvs_reason reason)
+{
+    char path[KVS_PATH_BYTES];
+    if (reason == KVS_REASON_FOREIGN) {
+        return kvs_refused_move(root, ns, name);
+    }
+    kvs_path_of(ns, name, path);
+    kvs_judge_begin(root);
+    int error = kvs_quarantine_move(root, path);
+    kvs_judge_end(root);
+    return error;
+}
+
 /* How many of our blocks from `named` on the winner of that name has, and holds it for good. */
 static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
                              struct kvs_writer_extent *made, uint32_t named, int *retry)
@@ -72,14 +87,12 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
     if (reason == KVS_REASON_IO_ERROR) { /* once may be chance */
         reason = kvs_adopt(root, writer->ns, ours, 1, &winner);
     }
-    /* A file that vanished left the name free; the owner moves aside what is damaged, foreign or
-     * cannot be read. */
+    /* A file that vanished left the name free; the owner moves aside what is damaged (adopt.c has),
+     * foreign or cannot be read. */
     int moves = reason == KVS_REASON_FOREIGN || reason == KVS_REASON_IO_ERROR;
     *retry = reason == KVS_REASON_ABSENT || (reason == KVS_REASON_DAMAGED && root->is_owner);
     if (moves && root->is_owner) {
-        char path[KVS_PATH_BYTES];
-        kvs_path_of(writer->ns, ours, path);
-        *retry = kvs_quarantine_move(root, path) == 0;
+        *retry = winner_move(root, writer->ns, ours, reason) == 0;
     }
     if (reason) {
         return 0;
@@ -119,8 +132,8 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
         if (kvs_evict_helps(root, error, &evictions)) {
             continue; /* a directory needed a block or an inode */
         }
-        if (error == -ENOENT) {
-            kvs_bucket_forget(root, writer->ns, key); /* its directory was removed under us */
+        if (error == -ENOENT || error == -ENOTDIR) {
+            kvs_bucket_forget(root, writer->ns, key); /* its directory was taken from under us */
             continue;
         }
         if (error != -EEXIST) {
@@ -154,16 +167,6 @@ static void adopted_replace_locked(struct kvs_root *root, struct kvs_extent *our
     kvs_extent_forget_locked(store, adopted, KVS_REASON_NONE);
 }
 
-/* From now on a flush has to sync the name's directory. */
-static void name_owed_locked(struct kvs_root *root, struct kvs_namespace *ns,
-                             const struct kvs_key *key)
-{
-    char path[KVS_PATH_BYTES];
-    uint32_t bucket;
-    kvs_bucket_of(ns, key, path, &bucket);
-    ns->bucket_dirty[root->number][bucket / 8] |= (uint8_t)(1u << (bucket % 8));
-}
-
 static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent *made,
                              uint32_t named, const struct kvs_fs_stat *stat)
 {
@@ -185,7 +188,6 @@ static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent
     kvs_room_refund_locked(root, made->charged_bytes);
     made->charged_bytes = 0;
     made->state = KVS_MADE_PUBLISHED;
-    name_owed_locked(root, writer->ns, &extent->name);
     adopted_replace_locked(root, extent);
     writer->stats.extents++;
     store->stats.published_extents++;
@@ -209,6 +211,7 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     kvs_lock(store);
     extent->last_use_s = extent->written_use_s = kvs_store_now_s(store);
     extent->valid_until_s = extent->last_use_s + store->classes[writer->class_number].ttl_s;
+    extent->times_ours = 1;
     kvs_unlock(store);
     if (!error) {
         error = fs->calls->set_times(fs, made->temp.fd, extent->last_use_s, extent->valid_until_s);
@@ -218,7 +221,7 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     }
     uint32_t lost = root->lost | __atomic_load_n(&fs->lost, __ATOMIC_RELAXED);
     if (!error && lost & KVS_FS_LOST_DIRECT) {
-        /* Through the page cache a later flush() of directories would not be enough. */
+        /* Not every file system without it passes a later flush() on to where its data goes. */
         error = fs->calls->sync_file(fs, made->temp.fd);
     }
     enum naming naming = error ? FAILED : name_take(root, writer, made, &named);

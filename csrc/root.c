@@ -13,6 +13,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "root_files.h"
 #include "store.h"
 
 enum { LOCK_TRIES = 4 };
@@ -22,33 +23,16 @@ static const char identity[] = "root.json";
 
 /* ---- identity ---- */
 
-static int uuid_parse(const char *text, uint8_t *uuid)
-{
-    const char *at = strstr(text, "\"uuid\": \"");
-    if (!at) {
-        return -EINVAL;
-    }
-    at += strlen("\"uuid\": \"");
-    for (int i = 0; i < 16; i++) {
-        unsigned byte;
-        if (sscanf(at + 2 * i, "%2x", &byte) != 1) {
-            return -EINVAL;
-        }
-        uuid[i] = (uint8_t)byte;
-    }
-    return 0;
-}
-
 int kvs_identity_read(struct kvs_fs *fs, int root_fd, uint8_t *uuid)
 {
-    char text[4097] = "";
+    char text[4096];
     int fd = fs->calls->open_read(fs, root_fd, identity);
     if (fd < 0) {
         return fd;
     }
-    int error = fs->calls->read_at(fs, fd, text, 4096, 0);
+    int error = fs->calls->read_at(fs, fd, text, sizeof(text), 0);
     fs->calls->close(fs, fd);
-    return error ? error : uuid_parse(text, uuid);
+    return error ? error : kvs_uuid_from_text(text, sizeof(text), uuid);
 }
 
 static int identity_write(struct kvs_root *root)
@@ -82,13 +66,18 @@ static int identity_write(struct kvs_root *root)
     return error == -EEXIST ? kvs_identity_read(fs, root->fd, root->uuid) : error;
 }
 
-/* Only an owner writes one. A peer that comes before it, and an owner that cannot, take the path
- * for it: lookups probe every root, so this costs a probe, not a block. */
+/* Only an owner writes one, also in place of a damaged one. A peer that comes before it, and an
+ * owner that cannot, take the path for it: lookups probe every root, so this costs a probe, not a
+ * block. */
 static void identity_take(struct kvs_root *root)
 {
-    root->has_identity = kvs_identity_read(root->store->fs, root->fd, root->uuid) == 0 ||
-                         (root->is_owner && identity_write(root) == 0);
+    int error = kvs_identity_read(root->store->fs, root->fd, root->uuid);
+    if (root->is_owner && kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
+        kvs_quarantine_move(root, identity);
+    }
+    root->has_identity = error == 0 || (root->is_owner && identity_write(root) == 0);
     if (!root->has_identity) {
+        memset(root->uuid, 0, sizeof(root->uuid));
         for (size_t i = 0; root->path[i]; i++) {
             root->uuid[i % 16] = (uint8_t)(root->uuid[i % 16] * 31 + root->path[i]);
         }
@@ -133,6 +122,7 @@ int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes
     root->warming = 1;
     kvs_unlock(root->store);
     kvs_quarantine_count(root);
+    kvs_removed_load(root);
     return 0;
 }
 
@@ -200,6 +190,9 @@ static int lock_take(struct kvs_root *root, char *message, uint32_t message_byte
                  "%s has an owner already (%s): open it with role=\"peer\" or \"auto\", or close "
                  "the other process",
                  root->path, holder);
+    } else if (kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
+        snprintf(message, message_bytes,
+                 "%s/owner.lock is not a regular file: remove it and open again", root->path);
     } else if (error) {
         snprintf(message, message_bytes,
                  "cannot lock %s/owner.lock: %s; the owner needs to write this directory, "
@@ -220,10 +213,10 @@ static void path_take(struct kvs_root *root, const char *path)
     }
 }
 
-int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
-                  const struct kvs_options *all, struct kvs_root *root, char *message,
-                  uint32_t message_bytes)
+struct kvs_root *kvs_root_add(struct kvs_store *store)
 {
+    struct kvs_root *root = &store->roots[store->root_count];
+    root->number = store->root_count++;
     root->store = store;
     root->lock_fd = -1;
     root->fd = -1;
@@ -233,6 +226,13 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
     root->reads_tail = &root->reads;
     root->writes_tail = &root->writes;
     pthread_cond_init(&root->job_ready, NULL);
+    return root;
+}
+
+int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
+                  const struct kvs_options *all, struct kvs_root *root, char *message,
+                  uint32_t message_bytes)
+{
     path_take(root, options->path);
     root->fd = store->fs->calls->open_root(store->fs, options->path, 1);
     if (root->fd < 0) {
@@ -304,7 +304,6 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
         kvs_lock(root->store);
         error = kvs_job_add_locked(root, kvs_scan_job, NULL, 0);
         kvs_unlock(root->store);
-        kvs_removed_load(root);
     }
     return error;
 }
@@ -342,6 +341,8 @@ void kvs_root_close(struct kvs_root *root)
     if (fd >= 0) {
         fs->calls->close(fs, fd);
     }
+    free(root->removals);
+    root->removals = NULL;
     free(root->slots);
     root->slots = root->free_slot = NULL;
 }

@@ -1,14 +1,12 @@
 /*
  * scrub.c: reads every cell of a root once in a while, so that damage is found before a load meets
- * it. Only for the owner, only when asked for, at so many bytes a second, and only while the device
- * has nothing else to do.
+ * it. Only for the owner, when asked for, and while the device has nothing else to do.
  *
  * One step at a time: a job of the file workers that closes the last file and opens the next one,
  * or one read of at most KVS_PIECE_BYTES by the I/O thread. A step is begun by the keeper and by
- * the end of the step before. What is wrong twice is quarantined, as a load does it.
- *
- * Does not touch recency, times, the RAM tier or the cache of open files: it has a buffer and a
- * descriptor of its own. Where it was is forgotten at close.
+ * the end of the step before. What is wrong twice is quarantined, as a load does it. Recency,
+ * times, the RAM tier and the cache of open files are left alone: it has a buffer and a
+ * descriptor of its own.
  *
  * Invariants:
  *   1. While `busy` the step under way owns what is below it in the struct; else the lock does.
@@ -367,16 +365,17 @@ void kvs_scrub_next_locked(struct kvs_root *root)
 {
     struct kvs_scrub *scrub = root->scrub;
     struct kvs_store *store = root->store;
-    if (!scrub || scrub->busy || store->closing || !root->is_owner || root->warming ||
-        kvs_root_down_locked(root)) {
+    if (!scrub || scrub->busy || store->closing) {
         return;
     }
+    /* Else it holds no file either: a disk that is down may have to be unmounted. */
+    int runs = root->is_owner && !root->warming && !kvs_root_down_locked(root);
     int64_t now_ns = kvs_store_now_ns(store);
     budget_fill_locked(scrub, now_ns);
-    struct kvs_extent *extent = current_locked(root);
+    struct kvs_extent *extent = runs ? current_locked(root) : NULL;
     uint64_t wanted = extent ? piece_bytes(scrub) : KVS_FORMAT_PAGE_BYTES;
-    int may = scrub->budget_bytes >= (int64_t)wanted && root->ops_in_flight == 0 && !root->reads &&
-              !root->writes && !root->delivers;
+    int may = runs && scrub->budget_bytes >= (int64_t)wanted && root->ops_in_flight == 0 &&
+              !root->reads && !root->writes && !root->delivers;
     if (extent) {
         if (may) {
             read_locked(root, extent);

@@ -1,6 +1,5 @@
 /*
- * store.c: opening: memory, roots, threads, in order; references, fork, and the two clocks of a
- * store. Closing is in close.c.
+ * store.c: opening: memory, roots, threads, in order; references and fork. Closing is in close.c.
  *
  * The arena stays mapped until the last handle is closed: views may be looked at.
  */
@@ -37,18 +36,6 @@ int kvs_store_check(const struct kvs_store *store)
         return -ECHILD;
     }
     return atomic_load(&store->is_closing) ? -ESHUTDOWN : 0;
-}
-
-/* ---- time ---- */
-
-int64_t kvs_store_now_ns(struct kvs_store *store)
-{
-    return store->clock->boot_ns(store->clock);
-}
-
-int64_t kvs_store_now_s(struct kvs_store *store)
-{
-    return store->opened_wall_s + (kvs_store_now_ns(store) - store->opened_boot_ns) / KVS_NS_PER_S;
 }
 
 /* ---- references ---- */
@@ -160,8 +147,12 @@ static int options_check(const struct kvs_options *options)
 
 static struct kvs_clock real_clock = KVS_CLOCK_REAL;
 
-static int store_init(struct kvs_store *store, const struct kvs_options *options)
+int kvs_store_new(const struct kvs_options *options, struct kvs_store **out)
 {
+    struct kvs_store *store = calloc(1, sizeof(*store));
+    if (!store) {
+        return -ENOMEM;
+    }
     conditions_init(store);
     atomic_init(&store->refs, 1);
     store->fork_generation = atomic_load(&fork_generation);
@@ -171,8 +162,7 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
     store->min_age_s = options->min_age_s < 0 ? 60 : options->min_age_s;
     memcpy(store->classes, options->classes, options->class_count * sizeof(store->classes[0]));
     store->clock = options->clock ? options->clock : &real_clock;
-    store->opened_boot_ns = kvs_store_now_ns(store);
-    store->opened_wall_s = store->clock->wall_s(store->clock);
+    kvs_wall_open(store);
     store->puts_tail = &store->puts;
     kvs_list_init(&store->cached);
     kvs_list_init(&store->files);
@@ -187,7 +177,15 @@ static int store_init(struct kvs_store *store, const struct kvs_options *options
         error = kvs_fs_posix_open(&store->fs_inner);
     }
     error = error ? error : kvs_fs_watch_open(store, &store->fs);
-    return error ? error : kvs_index_open(kvs_extent_tag_of, store, &store->index);
+    if (!error) {
+        error = kvs_index_open(kvs_extent_tag_of, store, &store->index);
+    }
+    if (error) {
+        kvs_store_drop(store);
+    } else {
+        *out = store;
+    }
+    return error;
 }
 
 static int threads_start(struct kvs_store *store, const struct kvs_options *options)
@@ -220,12 +218,13 @@ int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *me
         return error;
     }
     pthread_once(&fork_once, fork_watch);
-    struct kvs_store *store = calloc(1, sizeof(*store));
-    if (!store) {
-        return -ENOMEM;
+    struct kvs_store *store = NULL;
+    error = kvs_store_new(options, &store);
+    if (error) {
+        snprintf(message, message_bytes, "cannot open the store: %s", strerror(-error));
+        return error;
     }
-    error = store_init(store, options);
-    if (!error && (error = files_limit(store, options->root_count)) == -EMFILE) {
+    if ((error = files_limit(store, options->root_count)) == -EMFILE) {
         snprintf(message, message_bytes,
                  "a limit of %llu open files leaves no room for a store beside those in use: raise "
                  "it (ulimit -n) by 64 or more",
@@ -241,9 +240,8 @@ int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *me
         }
     }
     for (uint32_t i = 0; !error && i < options->root_count; i++) {
-        struct kvs_root *root = &store->roots[store->root_count++];
-        root->number = i;
-        error = kvs_root_open(store, &options->roots[i], options, root, message, message_bytes);
+        error = kvs_root_open(store, &options->roots[i], options, kvs_root_add(store), message,
+                              message_bytes);
     }
     if (!error) {
         error = threads_start(store, options);

@@ -24,12 +24,11 @@
 #include "types.h"
 
 /* ---- store.c ---- */
+/* All of a store but its pool, its roots and its threads; kvs_store_drop frees it. */
+int kvs_store_new(const struct kvs_options *options, struct kvs_store **out);
 void kvs_store_hold(struct kvs_store *store);
 void kvs_store_drop(struct kvs_store *store);
 int kvs_store_check(const struct kvs_store *store); /* 0, -ESHUTDOWN or -ECHILD */
-int64_t kvs_store_now_ns(struct kvs_store *store);
-/* Wall seconds that advance by the boot clock only: a stepped clock cannot expire a cache. */
-int64_t kvs_store_now_s(struct kvs_store *store);
 /* now + timeout, also for time-outs that mean "never". */
 static inline int64_t kvs_later(int64_t now_ns, int64_t timeout_ns)
 {
@@ -44,6 +43,14 @@ static inline void kvs_unlock(struct kvs_store *store)
     pthread_mutex_unlock(&store->lock);
 }
 
+/* ---- wall.c ---- */
+void kvs_wall_open(struct kvs_store *store);
+int64_t kvs_store_now_ns(struct kvs_store *store);
+/* Wall seconds as the store believes them: a stepped clock cannot expire a cache. */
+int64_t kvs_store_now_s(struct kvs_store *store);
+/* Follows the wall clock, or names a step of it. */
+void kvs_wall_round_locked(struct kvs_store *store, int64_t now_ns);
+
 /* ---- ticket.c ---- */
 struct kvs_ticket *kvs_ticket_open(struct kvs_store *store, int refs); /* NULL: no memory */
 void kvs_ticket_finish_locked(struct kvs_ticket *ticket, int64_t result);
@@ -57,7 +64,6 @@ void kvs_namespace_free(struct kvs_namespace *ns);
 void kvs_path_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path);
 void kvs_bucket_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path,
                    uint32_t *bucket);
-int kvs_key_from_name(const char *name, struct kvs_key *out); /* "<64 hex>.kv" */
 
 /* ---- extents.c: the table, its index entries, recency and expiry ---- */
 uint64_t kvs_tag(const struct kvs_namespace *ns, const struct kvs_key *key);
@@ -74,6 +80,9 @@ void kvs_extent_unpin_locked(struct kvs_store *store, struct kvs_extent *extent)
  * that is down are not. */
 struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                             const struct kvs_key *key, uint8_t *position);
+/* The first extent that holds the key, served or not. */
+struct kvs_extent *kvs_extent_holder_locked(struct kvs_store *store, const struct kvs_namespace *ns,
+                                            const struct kvs_key *key);
 /* The extent whose file has this very name, or NULL. */
 struct kvs_extent *kvs_extent_named_locked(struct kvs_store *store, uint32_t root,
                                            const struct kvs_namespace *ns,
@@ -87,18 +96,27 @@ void kvs_extent_touch_locked(struct kvs_store *store, struct kvs_extent *extent,
 /* The same for a chain, tail first, root last. */
 void kvs_chain_touch_locked(struct kvs_store *store, struct kvs_namespace *ns,
                             const struct kvs_key *keys, uint64_t count, int retention);
-struct kvs_extent *kvs_extent_expired_locked(struct kvs_root *root, int64_t now_s);
 int kvs_extent_order_by_use_locked(struct kvs_root *root); /* after a scan */
 void kvs_extents_free(struct kvs_store *store);
 
+/* ---- expiry.c: when they end ---- */
+int kvs_expiry_add_locked(struct kvs_root *root, struct kvs_extent *extent);
+void kvs_expiry_remove_locked(struct kvs_root *root, struct kvs_extent *extent);
+/* An extent that has expired, or NULL. */
+struct kvs_extent *kvs_expiry_first_locked(struct kvs_root *root, int64_t now_s);
+/* The store's wall clock was put right by so much. */
+void kvs_expiry_follow_locked(struct kvs_root *root, int64_t by_s);
+void kvs_expire_locked(struct kvs_root *root);
+
 /* ---- removed.c: why a key is not there ---- */
 int kvs_removed_open(struct kvs_store *store); /* freed with the store */
-void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_reason reason);
+void kvs_removed_note_locked(struct kvs_root *root, uint64_t tag, enum kvs_reason reason);
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag);
-void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag);
+void kvs_removed_clear_locked(struct kvs_root *root, uint64_t tag); /* the block is back */
 /* The newest reasons of a root outlive it in <root>/removed.ring. Owner only, no lock held. */
 void kvs_removed_save(struct kvs_root *root);
 void kvs_removed_load(struct kvs_root *root);
+void kvs_removed_round_locked(struct kvs_root *root, int64_t now_ns); /* saves now and then */
 void kvs_absent_note_locked(struct kvs_store *store, uint64_t tag);
 int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag);
 
@@ -121,6 +139,8 @@ void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
 /* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
 void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
+/* What an errno of the metadata waist means for whoever asked for the block. */
+enum kvs_reason kvs_reason_of_errno(int error);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
@@ -129,6 +149,7 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
                               const struct kvs_extent_header *header, struct kvs_file **out);
 /* Closes a file that no extent holds; file workers only. */
 void kvs_file_discard(struct kvs_file *file);
+void kvs_file_free(struct kvs_file *file); /* the record alone */
 /* 0, or -ESTALE: the caller discards the file. */
 int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
                            struct kvs_file *file);
@@ -137,7 +158,13 @@ void kvs_files_trim(struct kvs_store *store);
 /* Descriptors have run out: fewer are kept from now on. 1: some were closed. */
 int kvs_files_spare(struct kvs_store *store);
 
+/* ---- unnamed.c ---- */
+/* File workers: lets go of open files that another process unlinked. */
+void kvs_unnamed_forget(struct kvs_root *root);
+
 /* ---- root.c, probe.c and jobs.c ---- */
+/* The next root of the store, with nothing open. */
+struct kvs_root *kvs_root_add(struct kvs_store *store);
 int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *options,
                   const struct kvs_options *all, struct kvs_root *root, char *message,
                   uint32_t message_bytes);
@@ -154,7 +181,8 @@ int kvs_identity_read(struct kvs_fs *fs, int root_fd, uint8_t *uuid);
 void kvs_root_order(struct kvs_store *store, const struct kvs_key *key, uint8_t *order);
 int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                        void *argument, int urgent);
-/* The same for work that is of no single root: on one that is in use. */
+/* For work that is of no single root: one that is in use, if any is. */
+struct kvs_root *kvs_root_in_use_locked(struct kvs_store *store);
 int kvs_job_add_anywhere_locked(struct kvs_store *store, void (*run)(struct kvs_root *, void *),
                                 void *argument, int urgent);
 int kvs_jobs_start(struct kvs_root *root);
@@ -167,39 +195,41 @@ struct kvs_root *kvs_worker_at(struct kvs_root *root);
 int kvs_worker_probes(void); /* this worker's calls are made though the root is down */
 void kvs_worker_set_probes(int on);
 
-/* ---- breaker.c, recover.c, fs_watch.c: a device in trouble ---- */
+/* ---- a device in trouble: breaker.h ---- */
 static inline int kvs_root_down_locked(const struct kvs_root *root)
 {
     return root->breaker.state != KVS_BREAKER_CLOSED;
 }
-int kvs_device_error(int error); /* it speaks of the device */
-int kvs_busy_error(int error);   /* it speaks of this machine's or disk's fullness */
-/* Under way for io_timeout. *rounds: how many rounds of the keeper saw that. */
-int kvs_overdue(const struct kvs_store *store, int64_t began_ns, int64_t now_ns, uint8_t *rounds);
-int64_t kvs_slow_ns(const struct kvs_store *store); /* an operation longer than this is slow */
-void kvs_breaker_note_locked(struct kvs_root *root, int error, int64_t took_ns);
-void kvs_breaker_note_call_locked(struct kvs_root *root, int error);
-void kvs_breaker_trip_locked(struct kvs_root *root, const char *why);
-void kvs_breaker_round_locked(struct kvs_root *root, int64_t now_ns);
-void kvs_breaker_close_locked(struct kvs_root *root);
-void kvs_breaker_stay_open_locked(struct kvs_root *root, const char *why);
-void kvs_probe_job(struct kvs_root *root, void *argument);
-void kvs_probe_read_done(struct kvs_root *root, struct kvs_transfer *transfer); /* I/O thread */
-/* Takes root down when its path no longer leads to the directory in use. */
-void kvs_look_job(struct kvs_root *root, void *argument);
-int kvs_fs_watch_open(struct kvs_store *store, struct kvs_fs **out);
-void kvs_fs_watch_close(struct kvs_fs *fs);
-void kvs_event_note_locked(struct kvs_root *root, const char *what, const char *why); /* info.c */
 /* Wakes I/O threads that sleep; under the lock. */
 void kvs_root_wake(struct kvs_root *root);
 void kvs_wake_all(struct kvs_store *store);
 
+/* ---- pace.c ---- */
+/* A job for when the pace allows it: gives `bytes` back to the file system. */
+int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
+                            void *argument, uint64_t bytes);
+struct kvs_job *kvs_slow_take_locked(struct kvs_root *root, struct kvs_worker *worker);
+/* The slow job that the worker was at, if any, is over or waited for no more. */
+void kvs_slow_over_locked(struct kvs_worker *worker);
+/* File workers: runs one slow job at once; 0: there is none. */
+int kvs_slow_hurry(struct kvs_root *root);
+/* Whether more may be unlinked now; what was unlinked. */
+int kvs_pace_free_locked(const struct kvs_root *root);
+void kvs_pace_charge_locked(struct kvs_root *root, uint64_t bytes);
+void kvs_pace_round_locked(struct kvs_root *root); /* slow jobs go on when they may */
+
+/* ---- scan.c ---- */
+void kvs_scan_job(struct kvs_root *root, void *life); /* life: looks_life of the root */
+/* The root came back: what was remembered of it, and a look that may never end, count no more. */
+void kvs_scan_anew_locked(struct kvs_root *root);
+/* A rescan begins, unless a look is queued or running. */
+void kvs_look_soon_locked(struct kvs_root *root);
+
 /* ---- adopt.c ---- */
-void kvs_scan_job(struct kvs_root *root, void *argument);
-void kvs_rescan_job(struct kvs_root *root, void *argument);
-/* What a file's times say of its last use; never later than now. */
-int64_t kvs_last_use_s(const struct kvs_root *root, const struct kvs_extent *extent,
-                       const struct kvs_fs_stat *stat);
+/* The owner: moves what the name leads to aside, if it is still refused. 0: the name is free, or
+ * leads to something else now. */
+int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name);
+int kvs_header_has_key(const struct kvs_extent_header *header, const struct kvs_key *name);
 /* Takes a file found by name into the index; *out pinned, or a reason. to_load: keep it open. */
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out);
@@ -210,13 +240,24 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
 /* Why a block that the index does not serve is not there. */
 enum kvs_reason kvs_miss_reason_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                        const struct kvs_key *key);
-/* When a scan ended: deletes that came before finish. */
-void kvs_deletes_resume_locked(struct kvs_store *store);
+/* One step of a walk, file workers only: the file named by the key, on any root. 1: it is good. */
+int kvs_walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struct kvs_key *key);
 /* Walks names from block `from` on; file workers only. Returns blocks known resident. */
 uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *keys,
                   uint64_t count);
 
+/* ---- delete.c ---- */
+/* When a look has ended: deletes that waited for it go on. */
+void kvs_deletes_resume_locked(struct kvs_store *store);
+
 /* ---- lease.c ---- */
+int kvs_pins_add_locked(struct kvs_pins *pins, struct kvs_extent *extent); /* 0 or -ENOMEM */
+/* The leading extents of keys[first..end) that the index knows. 0 or -ENOMEM. */
+int kvs_pins_add_chain_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                              const struct kvs_key *keys, uint64_t first, uint64_t end,
+                              struct kvs_pins *pins);
+void kvs_pins_drop_locked(struct kvs_store *store, struct kvs_pins *pins); /* for use again */
+void kvs_pins_end_locked(struct kvs_store *store, struct kvs_pins *pins);
 void kvs_lease_expire_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_lease_drop_locked(struct kvs_lease *lease);
 
@@ -265,6 +306,12 @@ int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struc
                     char *path);
 /* The directory is not there (any more). */
 void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key);
+/* The next run of keys[*at..count) that is not resident and crosses no multiple of `grid`: its
+ * length, and *at behind it; 0: there is no other. Resident blocks on the way are renewed and added
+ * to *resident. */
+uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                 const struct kvs_key *keys, uint64_t count, uint64_t grid,
+                                 int class_number, uint64_t *at, uint64_t *resident);
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
@@ -289,13 +336,14 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 /* What was charged is allocated now (or will not be), so the file system counts it itself. */
 void kvs_room_taken_locked(struct kvs_root *root, uint64_t bytes, int allocated);
+/* File workers: frees some bytes: what is paced (pace.c), else one extent. 0, or -ENOSPC. */
 int kvs_evict_one(struct kvs_root *root, int force);
-/* After ENOSPC or EDQUOT: 1 when something was evicted, so that the call may be tried again. *tries
- * counts over one put. */
+/* After ENOSPC or EDQUOT: 1 if something was evicted: try again. *tries counts over one put. */
 int kvs_evict_helps(struct kvs_root *root, int error, uint32_t *tries);
-/* Later times that another process wrote to the file; file workers only. */
-void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
-void kvs_expire_locked(struct kvs_root *root);
+/* File workers: evicts until the budget holds, after others' extents were adopted. */
+void kvs_room_restore(struct kvs_root *root);
+void kvs_count_removed_locked(struct kvs_store *store, const struct kvs_extent *extent,
+                              enum kvs_reason reason);
 
 /* ---- leave.c ---- */
 /* Forgets a live extent. kvs_leave must follow; if it cannot be queued, the file stays until
@@ -313,8 +361,16 @@ void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,
 /* ---- keeper.c ---- */
 void *kvs_keeper_thread(void *store);
 void kvs_keeper_round(struct kvs_store *store);
+
+/* ---- times.c ---- */
+void kvs_times_take_locked(const struct kvs_root *root, struct kvs_extent *extent,
+                           const struct kvs_fs_stat *stat);
+/* Later times that another process wrote to the file; file workers only. */
+void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
+void kvs_times_follow_locked(struct kvs_store *store, struct kvs_extent *extent, int64_t by_s);
 void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
-void kvs_times_job(struct kvs_root *root, void *extent);
+/* Jobs for what changed long enough ago, or for all. */
+void kvs_times_write_back_locked(struct kvs_root *root, int64_t now_ns, int all);
 void kvs_times_flush_all(struct kvs_store *store);
 
 /* ---- scrub.c ---- */
@@ -334,6 +390,11 @@ void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,
  * and the device did others meanwhile, the extent goes: its key is not tried for ever. */
 void kvs_extent_unreadable_locked(struct kvs_root *root, struct kvs_extent *extent, int again);
 void kvs_quarantine_count(struct kvs_root *root);
+/* One worker at a time looks at what a name leads to and moves it aside: else the second would move
+ * what the first one's put has made meanwhile. Not nested. */
+void kvs_judge_begin(struct kvs_root *root);
+void kvs_judge_end(struct kvs_root *root);
+/* Frees the name: moves what is there aside, or deletes what cannot be moved. The owner only. */
 int kvs_quarantine_move(struct kvs_root *root, const char *path);
 
 #endif

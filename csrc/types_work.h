@@ -63,6 +63,14 @@ struct kvs_slot {
     int32_t short_bytes; /* what each try moved; -1: not the same */
 };
 
+/* ---- pins ---- */
+
+/* Extents of a chain that are held against eviction. Zero it; kvs_pins_end_locked ends it. */
+struct kvs_pins {
+    struct kvs_extent **extents;
+    uint32_t count, room;
+};
+
 /* ---- leases ---- */
 
 struct kvs_lease {
@@ -71,8 +79,8 @@ struct kvs_lease {
     struct kvs_namespace *ns;
     struct kvs_key *keys; /* [end] */
     uint64_t first, end;
-    struct kvs_extent **pinned;
-    uint32_t pinned_count, refs, holds; /* holds: handles of its owner; refs: with running loads */
+    struct kvs_pins pins;
+    uint32_t refs, holds; /* holds: handles of its owner; refs: with running loads */
     int retention, alive;
     uint32_t loads_running;
     int64_t timeout_ns, ends_ns;
@@ -168,6 +176,7 @@ struct kvs_writer {
     struct kvs_namespace *ns;
     struct kvs_key *keys; /* [count] */
     struct kvs_key *extras; /* [count] digests, or NULL */
+    struct kvs_pins parents; /* what was resident at open: no room is made at its cost */
     uint64_t start, count;
     uint32_t flags, refs, puts_pending;
     uint8_t state, class_number, publishing;

@@ -9,6 +9,8 @@
  *   1. Nothing is visible before commit; after close without commit nothing ever is.
  *   2. An extent to be made has its length fixed once: at open, at the grid cut, or at commit.
  *   3. The commit ticket is finished exactly once, also when everything was dropped.
+ *   4. Room is never made at the cost of the chain's own head: what of it was resident at open is
+ *      pinned until the writer ends. A prompt larger than the budget keeps its first blocks.
  */
 #include <assert.h>
 #include <errno.h>
@@ -36,6 +38,7 @@ void kvs_writer_drop_locked(struct kvs_writer *writer)
         }
         kvs_made_free(writer->made[i]);
     }
+    kvs_pins_end_locked(writer->store, &writer->parents);
     kvs_ticket_drop_locked(writer->commit);
     atomic_fetch_sub(&writer->store->refs, 1);
     free(writer->made);
@@ -65,37 +68,40 @@ static int keys_append(struct kvs_writer *writer, const struct kvs_key *keys, ui
     return 0;
 }
 
-static uint64_t grid_cut_after(const struct kvs_writer *writer, uint64_t block)
+uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                 const struct kvs_key *keys, uint64_t count, uint64_t grid,
+                                 int class_number, uint64_t *at, uint64_t *resident)
 {
-    uint64_t grid = writer->ns->extent_blocks;
-    return writer->flags & KVS_WRITER_SINGLE ? block + 1 : (block / grid + 1) * grid;
+    uint8_t position = 0;
+    struct kvs_extent *found = NULL;
+    while (*at < count && (found = kvs_extent_lookup_locked(store, ns, &keys[*at], &position))) {
+        /* Also an expired one: renewing costs nothing, writing it again would. */
+        kvs_extent_touch_locked(store, found, class_number);
+        ++*resident;
+        ++*at;
+    }
+    uint64_t first = *at, cut = (first / grid + 1) * grid, end = cut < count ? cut : count;
+    while (*at < end &&
+           (*at == first || !kvs_extent_lookup_locked(store, ns, &keys[*at], &position))) {
+        ++*at;
+    }
+    return (uint32_t)(*at - first);
 }
 
 /* Extents for the blocks of [from, writer->count) that are not resident. */
 static int made_plan_locked(struct kvs_writer *writer, uint64_t from, int fixed)
 {
+    uint64_t grid = writer->flags & KVS_WRITER_SINGLE ? 1 : writer->ns->extent_blocks;
     uint64_t at = from;
+    uint32_t count;
     int error = 0;
-    while (at < writer->count && !error) {
-        uint8_t position = 0;
-        struct kvs_extent *resident =
-            kvs_extent_lookup_locked(writer->store, writer->ns, &writer->keys[at], &position);
-        if (resident) {
-            /* Also an expired one: renewing costs nothing, writing it again would. */
-            kvs_extent_touch_locked(writer->store, resident, writer->class_number);
-            writer->stats.blocks_skipped++;
-            at++;
-            continue;
-        }
-        uint64_t cut = grid_cut_after(writer, at), end = cut < writer->count ? cut : writer->count;
-        uint64_t first = at;
-        do {
-            at++;
-        } while (at < end && !kvs_extent_lookup_locked(writer->store, writer->ns, &writer->keys[at],
-                                                       &position));
+    while (!error && (count = kvs_missing_next_locked(writer->store, writer->ns, writer->keys,
+                                                      writer->count, grid, writer->class_number,
+                                                      &at, &writer->stats.blocks_skipped)) > 0) {
+        uint64_t first = at - count, cut = (first / grid + 1) * grid;
         int open_end = !fixed && at == writer->count && at < cut;
-        error = kvs_made_new_locked(writer, first, (uint32_t)(at - first),
-                                    (uint32_t)(open_end ? cut - first : at - first), !open_end);
+        error = kvs_made_new_locked(writer, first, count,
+                                    (uint32_t)(open_end ? cut - first : count), !open_end);
     }
     return error;
 }
@@ -130,6 +136,10 @@ int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_
     writer->class_number = (uint8_t)(retention < 0 ? (int)store->default_class : retention);
     kvs_lock(store);
     error = store->closing ? -ESHUTDOWN : keys_append(writer, keys, count, extras);
+    if (!error) {
+        error =
+            kvs_pins_add_chain_locked(store, writer->ns, writer->keys, 0, count, &writer->parents);
+    }
     if (!error) {
         error = made_plan_locked(writer, start, 1);
     }
@@ -316,6 +326,7 @@ void kvs_writer_end_locked(struct kvs_writer *writer)
     }
     struct kvs_store *store = writer->store;
     writer->state = KVS_WRITER_DONE;
+    kvs_pins_end_locked(store, &writer->parents);
     for (uint32_t i = 0; i < writer->made_count; i++) {
         struct kvs_writer_extent *made = writer->made[i];
         if (made->state == KVS_MADE_PUBLISHED) {

@@ -13,6 +13,8 @@ cdef extern from "format.h" nogil:
         uint32_t header_bytes
         uint64_t file_bytes
         uint8_t fingerprint[32]
+        kvs_key parent
+        uint32_t parent_known
         uint64_t start
         char class_name[16]
         int64_t created_s

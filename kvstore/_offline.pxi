@@ -3,6 +3,9 @@
 
 from kvstore._offline cimport *
 
+cdef extern from "string.h" nogil:
+    size_t strnlen(const char *text, size_t most)
+
 
 def format_constants():
     """Struct of an extent file -> field -> (offset, bytes), as the compiler laid them out."""
@@ -38,6 +41,9 @@ def decode_header(data):
         "header_bytes": header.header_bytes, "file_bytes": header.file_bytes,
         "block_tokens": header.block_tokens, "ttl_s": header.ttl_s,
         "created_s": header.created_s,
+        "class_name": header.class_name[:strnlen(header.class_name, 16)].decode(errors="replace"),
+        "parent": (<char *>header.parent.bytes)[:32] if header.parent_known else None,
+        "start": None if header.start == <uint64_t>-1 else header.start,
         "fingerprint": (<char *>header.fingerprint)[:32],
         "keys": [(<char *>header.keys[i].bytes)[:32] for i in range(header.block_count)],
         "cell_bytes": tuple(memoryview(cells).cast("I")),

@@ -8,12 +8,12 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from kvstore.commands import explain, fsck, info, plan, quarantine
+from kvstore.commands import explain, fsck, info, plan, quarantine, replay
 from kvstore.commands.common import FAILED, Parser
 from kvstore.errors import KvstoreError
 from kvstore.version import VERSION
 
-_WORDS = (info, explain, plan, fsck, quarantine)
+_WORDS = (info, explain, plan, replay, fsck, quarantine)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,6 +22,16 @@ def is_namespace(entry: Entry) -> bool:
     return entry.is_directory and _NAMESPACE.fullmatch(entry.name) is not None
 
 
+def is_bucket(entry: Entry) -> bool:
+    return entry.is_directory and _BUCKET.fullmatch(entry.name) is not None
+
+
+def key_of_name(name: str) -> str:
+    """The key in hex that an extent's file is named by; "" when it is no such name."""
+    found = _EXTENT.fullmatch(name)
+    return found[1] if found else ""
+
+
 def check_namespace(run: Run, checker: Checker, entry: Entry) -> None:
     """Everything below it; adds its sums to the report."""
     run.check_mode(entry)
@@ -31,7 +41,7 @@ def check_namespace(run: Run, checker: Checker, entry: Entry) -> None:
     run.report.namespaces.append(space)
     tags = array("Q")
     for inner in found:
-        if _BUCKET.fullmatch(inner.name) and inner.is_directory:
+        if is_bucket(inner):
             _check_bucket(run, checker, space, layout, inner, tags)
         elif inner.name == "tmp" and inner.is_directory:
             run.check_mode(inner)
@@ -58,8 +68,9 @@ def _layout(run: Run, space: Entry, found: list[Entry]) -> dict[str, Any]:
     if not isinstance(told, dict):
         run.found("layout", entry.path, "not JSON", run.remove)
         return {}
-    if hashlib.sha256(text).hexdigest()[:32] == space.name:
-        return told
+    fingerprint = hashlib.sha256(text).digest()
+    if fingerprint.hex()[:32] == space.name:
+        return told | {"fingerprint": fingerprint}
     if "parts_by_layer" in told:
         run.found("layout", entry.path, "its fingerprint names another directory", run.remove)
     return {}  # described by a program of its own: nothing can be told
@@ -79,13 +90,13 @@ def _check_bucket(
     if not found and len(run.report.findings) == unread:
         run.found("empty-bucket", bucket.path, fix=run.remove_directory)
     for entry in found:
-        name = _EXTENT.fullmatch(entry.name)
-        if not name:
+        key = key_of_name(entry.name)
+        if not key:
             run.other(entry)
             run.found("foreign", entry.path)
             continue
         run.extents += 1
-        _check_extent(run, checker, space, layout, entry, bytes.fromhex(name[1]), tags)
+        _check_extent(run, checker, space, layout, entry, bytes.fromhex(key), tags)
         run.progress(run.extents, run.report.read_bytes)
 
 
@@ -112,11 +123,9 @@ def _check_extent(
     if not checked.kept:
         run.found("recency", entry.path)
     if trouble:
-        run.other(entry)
         fix = None if trouble in _ALONE else run.move_aside
-        run.found(trouble, entry.path, checked.detail, fix)
-        if fix and run.report.repair and run.report.findings[-1].corrected:
-            run.report.other_bytes -= entry.physical_bytes
+        if not run.found(trouble, entry.path, checked.detail, fix):
+            run.other(entry)
         return
     assert header is not None  # without trouble it was read
     _count(run, space, entry, header, key, tags)
@@ -140,9 +149,11 @@ def _misplaced(
 
 
 def _other_shape(layout: dict[str, Any], header: dict[str, Any]) -> bool:
-    """Cells of other sizes than the layout says: no load would serve them."""
+    """Of another layout than the one that is described here: no load would serve it."""
     if not layout:
         return False
+    if layout["fingerprint"] != header["fingerprint"]:
+        return True
     cells = tuple(sum(size for _, size in parts) for parts in layout["parts_by_layer"])
     shape = (cells, layout["block_tokens"])
     return shape != (header["cell_bytes"], header["block_tokens"])

@@ -83,8 +83,8 @@ class NamespaceReport(msgspec.Struct, kw_only=True):
 
 class Report(msgspec.Struct, kw_only=True):
     """One root. owner: who has it open, "" when nobody does. Bytes are on disk, without those of
-    directories: charged_bytes is what a store would charge to its budget, quarantine_bytes and
-    other_bytes (temporaries, foreign and damaged files, root.json ...) come on top of it.
+    directories: charged_bytes is what a store charges to its budget for extents; besides it there
+    are quarantine_bytes, and other_bytes (temporaries, foreign and damaged files, root.json ...).
     read_bytes: of cells, verified with --deep. code: exit code as fsck(8)."""
 
     root: str

@@ -77,8 +77,8 @@ class Run:
     extents: int = 0
     late: list[tuple[str, os.stat_result, float]] = field(default_factory=list)
 
-    def found(self, kind: str, path: str, detail: str = "", fix: Fix | None = None) -> None:
-        """Notes it, and with --repair does `fix` now."""
+    def found(self, kind: str, path: str, detail: str = "", fix: Fix | None = None) -> bool:
+        """Notes it, and with --repair does `fix` now; whether that was done."""
         known = KINDS[kind]
         corrected = False
         if fix and self.report.repair:
@@ -99,6 +99,7 @@ class Run:
                 corrected=corrected,
             )
         )
+        return corrected
 
     def entries(self, path: str) -> list[Entry]:
         """As `entries`; a directory that may not be read is a finding."""
@@ -131,14 +132,17 @@ class Run:
 
     def check_temporaries(self, directory: str) -> None:
         for entry in self.entries(directory):
-            self.other(entry)
             age_s = self.now_s() - entry.stat.st_mtime
+            removed = False
             if entry.is_directory:
                 self.found("foreign", entry.path)
             elif age_s > FRESH_S:
-                self.found("temporary", entry.path, f"{age_s / 3600:.0f} h old", self.remove)
+                age = f"{age_s / 3600:.0f} h old"
+                removed = self.found("temporary", entry.path, age, self.remove)
             else:
                 self.found("fresh-temporary", entry.path)
+            if not removed:
+                self.other(entry)
 
     def bytes_of(self, entry: Entry) -> bytes | None:
         """The content of a small file; None when it is none or cannot be read."""

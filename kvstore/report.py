@@ -19,6 +19,7 @@ LOST_WORDS = {
     "write": "read-only: nothing is stored, renewed or evicted here",
 }
 COVERAGE_WANTED = 0.9
+CLOCK_STEP_S = 3600  # the core follows less at once
 OPEN_FILES_WANTED = 1024
 
 
@@ -32,7 +33,8 @@ class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since open. Bytes are of cells; misses_by_reason counts blocks."""
+    """Counters since open. Bytes are of cells; misses_by_reason counts blocks.
+    clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not."""
 
     lookups: int
     hit_blocks: int
@@ -51,6 +53,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     expired_extents: int
     deleted_extents: int
     quarantined_extents: int
+    quarantine_deleted: int
+    clock_steps: int
+    clock_step_s: int
     scrub_bytes: int
     scrub_extents: int
     scrub_damaged: int
@@ -78,6 +83,7 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     "probing": down and being tried. trouble: why, or why it was the last time; "" when never.
     down_s, probe_in_s: for how long, and until the next try. trips: how often it went down.
     scrub_bytes_per_s: 0 is off; scrub_pass_extents: looked at in its pass, or the last one.
+    used_bytes: of extents and of quarantine_bytes.
     """
 
     path: str
@@ -94,6 +100,8 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     reserve_bytes: int
     free_bytes: int
+    quarantine_files: int
+    quarantine_bytes: int
     reads_in_flight_max: int
     state: str
     trouble: str
@@ -176,12 +184,17 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
     )
     roots = [_root(core.root_info(i)) for i in range(raw["root_count"])]
     files = FilesInfo(**core.files_info())
-    return Info(
-        build=build_info(version),
-        pool=pool,
-        files=files,
-        roots=roots,
-        fallbacks=_fallbacks(pool, files, roots),
+    fallbacks = _fallbacks(pool, files, roots)
+    step_s = core.stats()["clock_step_s"]
+    if step_s:
+        fallbacks.append(clock_step_words(step_s))
+    return Info(build=build_info(version), pool=pool, files=files, roots=roots, fallbacks=fallbacks)
+
+
+def clock_step_words(step_s: int) -> str:
+    return (
+        f"clock: the wall clock was stepped by {step_s:+d} s: times to live go on as before,"
+        " nothing expired is unlinked; it is followed when it has lasted an hour"
     )
 
 
@@ -202,6 +215,8 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         used_bytes=raw["used_bytes"],
         reserve_bytes=raw["reserve_bytes"],
         free_bytes=raw["free_bytes"],
+        quarantine_files=raw["quarantine_files"],
+        quarantine_bytes=raw["quarantine_bytes"],
         reads_in_flight_max=raw["reads_in_flight_max"],
         state=BREAKER_STATES[raw["breaker_state"]],
         trouble=raw["trouble"].decode(errors="replace"),

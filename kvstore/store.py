@@ -19,7 +19,7 @@ from kvstore.cache import Cache, Timeout
 from kvstore.layout import Layout
 from kvstore.memory import register_with_cuda, unregister_from_cuda
 from kvstore.options import RETENTION, AnyPath, Capacity, Options
-from kvstore.report import Info, Stats, info_of, stats_of
+from kvstore.report import CLOCK_STEP_S, Info, Stats, clock_step_words, info_of, stats_of
 from kvstore.version import VERSION
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Store:
         self._caches_lock = threading.Lock()
         self._closing = threading.Lock()
         self._pid = os.getpid()
+        self._clock_step_s = 0
         where = core.pool_info()
         self._cuda_why = register_with_cuda(where["base"], where["bytes"])
         atexit.unregister(_close_open_stores)  # once, however many stores are opened
@@ -138,12 +139,23 @@ class Store:
         """Counters since open."""
         self.log_events()
         _core.sweep()
+        self._watch_clock()
         return stats_of(self.core, self.class_names)
 
     def info(self) -> Info:
         """What the store runs on, and everything that is slower than it could be."""
         self.log_events()
+        self._watch_clock()
         return info_of(self.core, VERSION, self._cuda_why)
+
+    def _watch_clock(self) -> None:
+        """Logs a step of the wall clock once, and its end."""
+        before, now = self._clock_step_s, self.core.stats()["clock_step_s"]
+        self._clock_step_s = now
+        if now and abs(now - before) > CLOCK_STEP_S:
+            _log.warning("%s", clock_step_words(now))
+        elif before and not now:
+            _log.warning("clock: the step of the wall clock is over, taken back or followed")
 
     def drop_ram(self) -> None:
         """Empties the RAM tier; leased views and reads in flight stay."""
@@ -154,6 +166,7 @@ class Store:
         self.core.tick()
         self.log_events()
         _core.sweep()
+        self._watch_clock()
 
     def log_events(self) -> None:
         """Roots that went down or came back, to the log. Called wherever work is begun."""
@@ -161,7 +174,11 @@ class Store:
             _log.warning("%s", event)
 
     async def flush(self, timeout: Timeout = "60s") -> None:
-        """Makes everything published so far survive a power cut (fsync). TimeoutError, OSError."""
+        """Makes what is resident now survive a power cut, whoever put it; what is deleted stays so.
+
+        Syncs the whole file system of each root (`syncfs`), so it also waits for what other
+        programs wrote there. TimeoutError, OSError.
+        """
         await self._flush().finish(timeout)
 
     def flush_blocking(self, timeout: Timeout = "60s") -> None:

@@ -158,7 +158,7 @@ def test_a_directory_that_cannot_be_made_is_an_open_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "words",
     [
-        {"role": "boss"}, {"engine": "aio"}, {"pool": "0"}, {"pool": "big"}, {"io_depth": 0},
+        {"role": "boss"}, {"engine": "fast"}, {"pool": "0"}, {"pool": "big"}, {"io_depth": 0},
         {"capacity": "0GB"}, {"capacity": ["1GB", "1GB"]}, {"retention": {"a": "0s"}},
         {"retention": {"a": "1d"}}, {"retention": {}, "default_class": "chat"},
         {"retention": {"x" * 16: "1d", "chat": "1d"}}, {"min_age": "-1s"}, {"reserve": "-1"},

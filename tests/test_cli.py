@@ -7,7 +7,7 @@ import pytest
 
 import kvstore
 from kvstore.cli import main
-from tests.support.stores import cells_of, layout, opened, prompt, write
+from tests.support.stores import cells_of, layout, opened, prompt, until, write
 
 
 def test_info_without_directories_tells_the_build(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,6 +24,7 @@ def test_info_of_a_store_in_use_tells_its_roots(
     with opened(tmp_path) as store:
         kv = store.cache(layout())
         write(kv, kv.keys(prompt(2)), cells_of(kv.layout, 2))
+        until(lambda: list(tmp_path.glob("*/layout.json")))  # a file worker writes it
         before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
         assert main(["info", str(tmp_path)]) == 0
         text = capsys.readouterr().out

@@ -13,6 +13,7 @@ import pytest
 
 from kvstore import _core
 from tests.support.extent_reader import BadExtent, read_extent, read_root
+from tests.support.make_corpus import CORPUS, corpus
 from tests.support.make_extents import DATA, encode, goldens
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,3 +107,12 @@ def test_a_file_under_a_wrong_name_is_found_out(tmp_path: Path) -> None:
     (space / "000" / f"{wrong}.kv").write_bytes(encode(extent))
     with pytest.raises(BadExtent, match="named by a key"):
         read_root(tmp_path)
+
+
+def test_the_fuzzers_seeds_are_those_of_their_maker_and_the_corpus_stays_small() -> None:
+    """What is in it is held against the core by tests/c/test_corpus.c."""
+    kept = {path: path.read_bytes() for path in CORPUS.rglob("*") if path.is_file()}
+    assert corpus().items() <= kept.items()
+    found = [path for path in kept if path not in corpus()]
+    assert found and all(re.fullmatch(r"[0-9a-f]{40}", path.name) for path in found)
+    assert sum(map(len, kept.values())) < 300_000

@@ -25,7 +25,7 @@ from tests.support.filled_root import (
     run_fsck,
     times,
 )
-from tests.support.harms import IN_PLACE, REPLACED
+from tests.support.harms import HARMS, IN_PLACE
 from tests.support.stores import cells_of, check_load, opened, prompt, until, write
 
 DAY_S = 86_400
@@ -70,24 +70,39 @@ NOT_SERVED = {"header", "length"}
 EXPECTED = {
     **dict.fromkeys(IN_PLACE, NOT_SERVED),
     "zeros: back": {"cell"},
+    "hole: all": {"header"},
+    "hole: front": {"header"},
+    "hole: back": {"cell"},
     "swapped": {"misnamed", "bucket"},
-    "of_another_layout": {"namespace"},
-    "of_a_later_version": {"later-version"},
-    "with_an_unknown_required_section": {"later-version"},
+    "a_copy_of_another": {"misnamed", "bucket"},
     "a_link_to_the_file": {"not-a-file", "foreign"},
     "removed": {"empty-bucket"},
-    "its_directory_removed": set(),
+    "in_the_wrong_bucket": {"bucket", "empty-bucket"},
     **dict.fromkeys(
-        ("a_directory", "a_full_directory", "a_fifo", "a_socket", "a_link_to_nothing", "a_device"),
+        ("of_another_layout", "of_a_layout_whose_name_is_the_same", "with_cells_of_another_size"),
+        {"namespace"},
+    ),
+    **dict.fromkeys(("version 2", "version 65535", "unknown section, required"), {"later-version"}),
+    **dict.fromkeys(
+        ("a_directory", "a_full_directory", "a_fifo", "a_socket", "a_device", "a_link_to_nothing",
+         "a_link_to_a_device", "a_link_out_of_the_root"),
         {"not-a-file"},
+    ),
+    **dict.fromkeys(
+        ("its_bucket_a_file", "its_bucket_a_fifo", "its_bucket_a_link_out_of_the_root",
+         "in_capitals", "with_something_behind_its_name"),
+        {"foreign"},
+    ),
+    **dict.fromkeys(
+        ("unknown section, optional", "made_before_time_began", "its_bucket_removed"), set()
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*IN_PLACE, *REPLACED])
+@pytest.mark.parametrize("name", HARMS)
 def test_whatever_happens_to_an_extent_is_found_and_repaired(name: str, root: Path) -> None:
     first, second = extents(root)
-    (IN_PLACE | REPLACED)[name](first, second)
+    HARMS[name].do(first, second)
     before = times(root)
     code, told = run_fsck(root, "--deep")
     assert kinds(told) <= EXPECTED[name] and bool(told["findings"]) == bool(EXPECTED[name])

@@ -25,9 +25,9 @@ CFLAGS := -std=gnu11 -O2 -g -pthread -Icsrc -Wall -Wextra -Werror -Wconversion \
 OBJECTS := $(patsubst %.c,$(OUT)/%.o,$(sort $(shell find csrc -name '*.c' 2>/dev/null)))
 TESTS := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard tests/c/test_*.c)))
 STRESS := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard tests/c/stress_*.c)))
-# Anything else in tests/c is shared by the programs.
-SHARED := $(patsubst %.c,$(OUT)/%.o,$(sort $(filter-out tests/c/test_% tests/c/stress_%,\
-    $(wildcard tests/c/*.c))))
+# Anything else in tests/c is shared by the programs, and so are the checks of the fuzzers.
+SHARED := $(patsubst %.c,$(OUT)/%.o,$(sort $(wildcard tests/fuzz/check_*.c) \
+    $(filter-out tests/c/test_% tests/c/stress_%,$(wildcard tests/c/*.c))))
 
 # Building is parallel; the programs run one after the other, in one recipe.
 MAKEFLAGS += --jobs=$(shell nproc)

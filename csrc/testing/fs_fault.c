@@ -1,13 +1,12 @@
 /*
  * fs_fault.c: the file system of fs_fault.h. It does nothing of its own but fail.
  *
- * The mutex guards the plan, the counters and the pretended space; it is never held across a call
- * to the inner file system, which may block.
+ * What fails is planned in fs_plan.c. The mutex guards the pretended space; nothing is held across
+ * a call to the inner file system, which may block.
  */
 #define _GNU_SOURCE 1 /* O_DIRECT */
 #include "fs_fault.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -15,27 +14,18 @@
 #include <string.h>
 #include <unistd.h>
 
-enum verdict { PASS = 1, DROP = 0 }; /* or a negative errno */
-
-struct planned_fault {
-    struct kvs_fs_fault fault;
-    uint64_t fired;
-};
+#include "fs_plan.h"
 
 struct fs_fault {
     struct kvs_fs base;
     struct kvs_fs *inner;
-    pthread_mutex_t mutex;
-    pthread_cond_t released;
-    uint64_t releases;
-    unsigned stalled;
-    struct planned_fault plan[KVS_FS_FAULT_PLAN];
-    unsigned plan_length;
-    uint64_t calls[KVS_FS_CALL_COUNT];
+    struct kvs_fs_plan plan;
+    pthread_mutex_t mutex; /* of the pretended space */
     uint64_t total_bytes; /* 0: the real space */
     uint64_t free_bytes;
-    int direct_unit; /* 0: the real one */
-    uint32_t poor;   /* atomic access */
+    struct kvs_history *history; /* NULL: none */
+    int direct_unit; /* 0: the real one; atomic access, as the next */
+    uint32_t poor;
 };
 
 static struct fs_fault *self(struct kvs_fs *fs)
@@ -48,53 +38,29 @@ static struct kvs_fs *inner(struct kvs_fs *fs)
     return self(fs)->inner;
 }
 
-/* With the mutex held, which is given up meanwhile. */
-static void stall(struct fs_fault *fault_fs)
-{
-    const uint64_t before = fault_fs->releases;
-    __atomic_fetch_add(&fault_fs->stalled, 1, __ATOMIC_RELAXED);
-    while (fault_fs->releases == before) {
-        pthread_cond_wait(&fault_fs->released, &fault_fs->mutex);
-    }
-    __atomic_fetch_sub(&fault_fs->stalled, 1, __ATOMIC_RELAXED);
-}
-
 /* PASS, DROP, or the negative errno to fail with. */
 static int judge(struct kvs_fs *fs, enum kvs_fs_call call)
 {
-    struct fs_fault *fault_fs = self(fs);
-    int verdict = PASS;
-    pthread_mutex_lock(&fault_fs->mutex);
-    fault_fs->calls[call]++;
-    for (unsigned i = 0; i < fault_fs->plan_length && verdict == PASS; i++) {
-        struct planned_fault *planned = &fault_fs->plan[i];
-        const int spent = planned->fault.count > 0 && planned->fired == planned->fault.count;
-        if (planned->fault.call != call || spent) {
-            continue;
-        }
-        if (planned->fault.skip > 0) {
-            planned->fault.skip--;
-            continue;
-        }
-        planned->fired++;
-        if (planned->fault.stalls) {
-            stall(fault_fs);
-            break;
-        }
-        verdict = -planned->fault.error; /* DROP is 0 */
-    }
-    pthread_mutex_unlock(&fault_fs->mutex);
-    return verdict;
+    return kvs_fs_plan_judge(&self(fs)->plan, call);
 }
 
 /* What the inner one had to give up, the wrapper's users have given up too. */
 static int keep_lost(struct kvs_fs *fs, int rc)
 {
-    const uint32_t lost = __atomic_load_n(&inner(fs)->lost, __ATOMIC_RELAXED);
-    __atomic_fetch_or(&fs->lost, lost, __ATOMIC_RELAXED);
+    __atomic_fetch_or(&fs->lost, __atomic_load_n(&inner(fs)->lost, __ATOMIC_RELAXED),
+                      __ATOMIC_RELAXED);
     return rc;
 }
 
+/* Passes a call on that changes something, and records the change. */
+#define RECORDED(fs, passed_on, ...)                           \
+    do {                                                       \
+        kvs_history_begin(self(fs)->history);                  \
+        const int result_ = (passed_on);                       \
+        const struct kvs_change change_ = {__VA_ARGS__};       \
+        kvs_history_end(self(fs)->history, result_, &change_); \
+        return keep_lost(fs, result_);                         \
+    } while (0)
 static uint32_t poor(struct kvs_fs *fs)
 {
     return __atomic_load_n(&self(fs)->poor, __ATOMIC_RELAXED);
@@ -129,32 +95,28 @@ static int keep_atime(struct kvs_fs *fs, int rc, struct kvs_fs_stat *stat)
 #define PASS_OR_RETURN(fs, call)              \
     do {                                      \
         const int verdict_ = judge(fs, call); \
-        if (verdict_ != PASS) {               \
+        if (verdict_ != KVS_FS_PASS) {        \
             return verdict_;                  \
         }                                     \
     } while (0)
-
-/* The calls that are passed on as they are, or not at all. */
-#define PASSED_ON(call, number, parameters, ...)               \
-    static int fault_##call parameters                         \
-    {                                                          \
-        PASS_OR_RETURN(fs, number);                            \
-        return inner(fs)->calls->call(inner(fs), __VA_ARGS__); \
-    }
-PASSED_ON(make_directory, KVS_FS_MAKE_DIRECTORY,
-          (struct kvs_fs * fs, int root_fd, const char *path), root_fd, path)
-PASSED_ON(unlink, KVS_FS_UNLINK, (struct kvs_fs * fs, int root_fd, const char *path), root_fd, path)
-PASSED_ON(sync_directory, KVS_FS_SYNC_DIRECTORY,
-          (struct kvs_fs * fs, int root_fd, const char *path), root_fd, path)
-PASSED_ON(rename, KVS_FS_RENAME,
-          (struct kvs_fs * fs, int root_fd, const char *from, const char *to), root_fd, from, to)
-PASSED_ON(sync_file, KVS_FS_SYNC_FILE, (struct kvs_fs * fs, int fd), fd)
-PASSED_ON(replace, KVS_FS_REPLACE, (struct kvs_fs * fs, int fd, int by_fd), fd, by_fd)
 
 static int fault_open_root(struct kvs_fs *fs, const char *path, int create)
 {
     PASS_OR_RETURN(fs, KVS_FS_OPEN_ROOT);
     return inner(fs)->calls->open_root(inner(fs), path, create);
+}
+
+static int fault_replace(struct kvs_fs *fs, int fd, int by_fd)
+{
+    PASS_OR_RETURN(fs, KVS_FS_REPLACE);
+    return inner(fs)->calls->replace(inner(fs), fd, by_fd);
+}
+
+static int fault_make_directory(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    PASS_OR_RETURN(fs, KVS_FS_MAKE_DIRECTORY);
+    RECORDED(fs, inner(fs)->calls->make_directory(inner(fs), root_fd, path),
+             .call = KVS_FS_MAKE_DIRECTORY, .fd = -1, .path = path);
 }
 
 static int fault_open_read(struct kvs_fs *fs, int root_fd, const char *path)
@@ -169,24 +131,27 @@ static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
     memset(out, 0, sizeof *out);
     out->fd = -1;
     PASS_OR_RETURN(fs, KVS_FS_OPEN_TEMP);
-    const int rc = keep_lost(
-        fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out));
-    const int fd = rc == 0 ? keep_direct(fs, out->fd) : rc;
+    kvs_history_begin(self(fs)->history);
+    const int rc =
+        inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out);
+    const struct kvs_change change = {
+        .call = KVS_FS_OPEN_TEMP, .fd = out->fd, .path = out->name, .target = fallback_directory};
+    kvs_history_end(self(fs)->history, rc, &change);
+    const int fd = keep_lost(fs, rc) == 0 ? keep_direct(fs, out->fd) : rc;
     return fd < 0 ? fd : 0;
 }
 
 static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
 {
     PASS_OR_RETURN(fs, KVS_FS_ALLOCATE);
-    return keep_lost(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes));
+    RECORDED(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes), .call = KVS_FS_ALLOCATE,
+             .fd = fd, .offset = bytes);
 }
 
 static int fault_direct_unit(struct kvs_fs *fs, int fd)
 {
     PASS_OR_RETURN(fs, KVS_FS_DIRECT_UNIT);
-    pthread_mutex_lock(&self(fs)->mutex);
-    const int unit = self(fs)->direct_unit;
-    pthread_mutex_unlock(&self(fs)->mutex);
+    const int unit = __atomic_load_n(&self(fs)->direct_unit, __ATOMIC_RELAXED);
     return unit > 0 ? unit : inner(fs)->calls->direct_unit(inner(fs), fd);
 }
 
@@ -194,13 +159,29 @@ static int fault_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *
                       const char *target)
 {
     PASS_OR_RETURN(fs, KVS_FS_LINK);
-    return inner(fs)->calls->link(inner(fs), root_fd, temp, target);
+    RECORDED(fs, inner(fs)->calls->link(inner(fs), root_fd, temp, target), .call = KVS_FS_LINK,
+             .fd = temp->fd, .path = temp->name, .target = target);
+}
+
+static int fault_rename(struct kvs_fs *fs, int root_fd, const char *from, const char *to)
+{
+    PASS_OR_RETURN(fs, KVS_FS_RENAME);
+    RECORDED(fs, inner(fs)->calls->rename(inner(fs), root_fd, from, to), .call = KVS_FS_RENAME,
+             .fd = -1, .path = from, .target = to);
+}
+
+static int fault_unlink(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    PASS_OR_RETURN(fs, KVS_FS_UNLINK);
+    RECORDED(fs, inner(fs)->calls->unlink(inner(fs), root_fd, path), .call = KVS_FS_UNLINK,
+             .fd = -1, .path = path);
 }
 
 static int fault_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
 {
     PASS_OR_RETURN(fs, KVS_FS_SET_TIMES);
-    return inner(fs)->calls->set_times(inner(fs), fd, atime_s, mtime_s);
+    RECORDED(fs, inner(fs)->calls->set_times(inner(fs), fd, atime_s, mtime_s),
+             .call = KVS_FS_SET_TIMES, .fd = fd, .atime_s = atime_s, .mtime_s = mtime_s);
 }
 
 static int fault_stat_fd(struct kvs_fs *fs, int fd, struct kvs_fs_stat *out)
@@ -240,6 +221,18 @@ static int fault_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     return rc;
 }
 
+static int fault_sync(struct kvs_fs *fs, int root_fd)
+{
+    PASS_OR_RETURN(fs, KVS_FS_SYNC);
+    RECORDED(fs, inner(fs)->calls->sync(inner(fs), root_fd), .call = KVS_FS_SYNC, .fd = -1);
+}
+
+static int fault_sync_file(struct kvs_fs *fs, int fd)
+{
+    PASS_OR_RETURN(fs, KVS_FS_SYNC_FILE);
+    RECORDED(fs, inner(fs)->calls->sync_file(inner(fs), fd), .call = KVS_FS_SYNC_FILE, .fd = fd);
+}
+
 static int fault_read_at(struct kvs_fs *fs, int fd, void *buffer, uint32_t bytes, uint64_t offset)
 {
     PASS_OR_RETURN(fs, KVS_FS_READ_AT);
@@ -250,18 +243,20 @@ static int fault_write_at(struct kvs_fs *fs, int fd, const void *buffer, uint32_
                           uint64_t offset)
 {
     PASS_OR_RETURN(fs, KVS_FS_WRITE_AT);
-    return inner(fs)->calls->write_at(inner(fs), fd, buffer, bytes, offset);
+    RECORDED(fs, inner(fs)->calls->write_at(inner(fs), fd, buffer, bytes, offset),
+             .call = KVS_FS_WRITE_AT, .fd = fd, .data = buffer, .data_bytes = bytes,
+             .offset = offset);
 }
 
 static int fault_close(struct kvs_fs *fs, int fd)
 {
     const int verdict = judge(fs, KVS_FS_CLOSE);
-    if (verdict == DROP) {
+    if (verdict == KVS_FS_DROP) {
         return 0;
     }
     /* As in the kernel, a close that fails has closed. */
     const int rc = inner(fs)->calls->close(inner(fs), fd);
-    return verdict == PASS ? rc : verdict;
+    return verdict == KVS_FS_PASS ? rc : verdict;
 }
 
 static int fault_lock(struct kvs_fs *fs, int root_fd, const char *path, char *holder,
@@ -294,7 +289,7 @@ static const struct kvs_fs_calls fault_calls = {
     .stat_path = fault_stat_path,
     .list = fault_list,
     .space = fault_space,
-    .sync_directory = fault_sync_directory,
+    .sync = fault_sync,
     .sync_file = fault_sync_file,
     .read_at = fault_read_at,
     .write_at = fault_write_at,
@@ -313,7 +308,7 @@ int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)
     fault_fs->base.calls = &fault_calls;
     fault_fs->inner = inner_fs;
     pthread_mutex_init(&fault_fs->mutex, NULL);
-    pthread_cond_init(&fault_fs->released, NULL);
+    kvs_fs_plan_init(&fault_fs->plan);
     *out = &fault_fs->base;
     return 0;
 }
@@ -321,7 +316,7 @@ int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)
 void kvs_fs_fault_close(struct kvs_fs *fs)
 {
     if (fs != NULL) {
-        pthread_cond_destroy(&self(fs)->released);
+        kvs_fs_plan_end(&self(fs)->plan);
         pthread_mutex_destroy(&self(fs)->mutex);
         free(self(fs));
     }
@@ -329,51 +324,27 @@ void kvs_fs_fault_close(struct kvs_fs *fs)
 
 void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault)
 {
-    struct fs_fault *fault_fs = self(fs);
-    assert(fault->call < KVS_FS_CALL_COUNT && fault->error >= 0);
-    assert(fault->error > 0 || fault->stalls /* there is no descriptor to drop such a call with */
-           || (fault->call != KVS_FS_OPEN_ROOT && fault->call != KVS_FS_OPEN_READ &&
-               fault->call != KVS_FS_OPEN_TEMP && fault->call != KVS_FS_LOCK));
-    pthread_mutex_lock(&fault_fs->mutex);
-    const int fits = fault_fs->plan_length < KVS_FS_FAULT_PLAN;
-    if (fits) {
-        fault_fs->plan[fault_fs->plan_length++] = (struct planned_fault){.fault = *fault};
-    }
-    pthread_mutex_unlock(&fault_fs->mutex);
-    assert(fits);
-    (void)fits;
+    kvs_fs_plan_add(&self(fs)->plan, fault);
 }
 
 void kvs_fs_fault_clear(struct kvs_fs *fs)
 {
-    struct fs_fault *fault_fs = self(fs);
-    pthread_mutex_lock(&fault_fs->mutex);
-    fault_fs->plan_length = 0;
-    pthread_mutex_unlock(&fault_fs->mutex);
+    kvs_fs_plan_clear(&self(fs)->plan);
 }
 
 void kvs_fs_fault_release_stalled(struct kvs_fs *fs)
 {
-    struct fs_fault *fault_fs = self(fs);
-    pthread_mutex_lock(&fault_fs->mutex);
-    fault_fs->releases++;
-    pthread_cond_broadcast(&fault_fs->released);
-    pthread_mutex_unlock(&fault_fs->mutex);
+    kvs_fs_plan_release(&self(fs)->plan);
 }
 
 unsigned kvs_fs_fault_stalled(struct kvs_fs *fs)
 {
-    return __atomic_load_n(&self(fs)->stalled, __ATOMIC_RELAXED);
+    return kvs_fs_plan_stalled(&self(fs)->plan);
 }
 
 uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call)
 {
-    struct fs_fault *fault_fs = self(fs);
-    assert(call < KVS_FS_CALL_COUNT);
-    pthread_mutex_lock(&fault_fs->mutex);
-    const uint64_t calls = fault_fs->calls[call];
-    pthread_mutex_unlock(&fault_fs->mutex);
-    return calls;
+    return kvs_fs_plan_calls(&self(fs)->plan, call);
 }
 
 void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
@@ -385,6 +356,11 @@ void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t fr
     pthread_mutex_unlock(&fault_fs->mutex);
 }
 
+void kvs_fs_fault_set_history(struct kvs_fs *fs, struct kvs_history *history)
+{
+    self(fs)->history = history;
+}
+
 void kvs_fs_fault_set_poor(struct kvs_fs *fs, uint32_t bits)
 {
     __atomic_store_n(&self(fs)->poor, bits, __ATOMIC_RELAXED);
@@ -392,8 +368,5 @@ void kvs_fs_fault_set_poor(struct kvs_fs *fs, uint32_t bits)
 
 void kvs_fs_fault_set_direct_unit(struct kvs_fs *fs, int bytes)
 {
-    struct fs_fault *fault_fs = self(fs);
-    pthread_mutex_lock(&fault_fs->mutex);
-    fault_fs->direct_unit = bytes;
-    pthread_mutex_unlock(&fault_fs->mutex);
+    __atomic_store_n(&self(fs)->direct_unit, bytes, __ATOMIC_RELAXED);
 }

@@ -102,6 +102,40 @@ static void test_only_regular_files_are_opened(void)
     puts("ok only_regular_files_are_opened");
 }
 
+/* Every call with a link to a directory outside the root on the way: nothing out there moves. */
+static void test_a_link_on_the_way_is_not_followed(void)
+{
+    struct kvs_fs_temp temp;
+    struct kvs_fs_stat stat;
+    struct stat before, after;
+    char outside[600];
+    snprintf(outside, sizeof outside, "%s.outside", root_path);
+    assert(mkdir(outside, 0700) == 0 && symlinkat(outside, root, "away") == 0);
+    const int fd = open(outside, O_RDONLY | O_DIRECTORY);
+    assert(fd >= 0 && close(openat(fd, "file", O_WRONLY | O_CREAT, 0600)) == 0);
+    assert(mkdirat(fd, "below", 0700) == 0 && fstat(fd, &before) == 0);
+    make_file("inside", "x");
+    assert(fs->calls->open_read(fs, root, "away/file") == -ENOTDIR);
+    assert(fs->calls->stat_path(fs, root, "away/file", &stat) == -ENOTDIR);
+    assert(fs->calls->unlink(fs, root, "away/file") == -ENOTDIR);
+    assert(fs->calls->rename(fs, root, "away/file", "stolen") == -ENOTDIR);
+    assert(fs->calls->rename(fs, root, "inside", "away/given") == -ENOTDIR);
+    assert(fs->calls->list(fs, root, "away/below", NULL, NULL) == -ENOTDIR);
+    assert(fs->calls->make_directory(fs, root, "away/new") == -ENOTDIR);
+    assert(fs->calls->open_temp(fs, root, "away/below", "away/tmp", &temp) == -ENOTDIR);
+    assert(open_temp(&temp) == 0);
+    assert(fs->calls->link(fs, root, &temp, "away/linked") == -ENOTDIR);
+    fs->calls->close(fs, temp.fd);
+    assert(fstat(fd, &after) == 0 && after.st_nlink == before.st_nlink);
+    assert(after.st_mtim.tv_sec == before.st_mtim.tv_sec);
+    assert(after.st_mtim.tv_nsec == before.st_mtim.tv_nsec);
+    assert(unlinkat(root, "away", 0) == 0 && unlinkat(root, "inside", 0) == 0);
+    assert(unlinkat(fd, "file", 0) == 0 && unlinkat(fd, "below", AT_REMOVEDIR) == 0);
+    close(fd);
+    assert(rmdir(outside) == 0);
+    puts("ok a_link_on_the_way_is_not_followed");
+}
+
 static int count_entries(void *arg, const char *name, uint8_t is_directory)
 {
     (void)name;
@@ -143,7 +177,7 @@ static void test_temporary_file_becomes_visible_whole(void)
     assert(fs->calls->link(fs, root, &second, "ns/abc/first.kv") == -EEXIST);
     assert(fs->calls->link(fs, root, &second, "ns/abc/second.kv") == 0); /* not spoilt by it */
     assert(entries("ns/abc") == 2);
-    assert(fs->calls->sync_directory(fs, root, "ns/abc") == 0);
+    assert(fs->calls->sync(fs, root) == 0);
     assert(fs->calls->stat_path(fs, root, "ns/abc/first.kv", &stat) == 0);
     assert(stat.bytes == 8192 && stat.atime_s == 1000 && stat.mtime_s == 4000000000);
     assert(stat.link_count == 1 && mode_of("ns/abc/first.kv") == 0600);
@@ -303,6 +337,7 @@ int main(void)
     test_directories_are_made_with_parents();
     test_root_is_created_but_not_its_parents();
     test_only_regular_files_are_opened();
+    test_a_link_on_the_way_is_not_followed();
     test_temporary_file_becomes_visible_whole();
     test_named_temporary_file_loses_its_name();
     test_missing_directory_is_passed_on();

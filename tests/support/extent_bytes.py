@@ -59,6 +59,11 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit % 8]))
 
 
+def cut(path: Path, length: int) -> None:
+    with times_kept(path):
+        os.truncate(path, length)
+
+
 def sealed(data: bytearray) -> bytes:
     """The same with a right checksum of the first page."""
     data[PAGE_XXH3_OFFSET : PAGE_XXH3_OFFSET + 8] = bytes(8)

@@ -1,0 +1,187 @@
+"""`kvstore replay TRACE`: what of a trace a store of some size would have had."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstore.commands.common import DONE, declare, to_json
+from kvstore.commands.progress import progress
+from kvstore.errors import KvstoreError
+from kvstore.layout import EXTENT_BLOCKS_ALLOWED, Layout
+from kvstore.options import RETENTION
+from kvstore.replay.plot import draw, need_matplotlib
+from kvstore.replay.report import render
+from kvstore.replay.run import ADMISSIONS, Plan, replay
+from kvstore.replay.traces import Options, Trace
+from kvstore.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from kvstore.commands.common import Commands
+
+_EXAMPLES = """
+kvstore replay trace.jsonl.gz --curve
+kvstore replay trace.jsonl.zst --capacity 2TB --layout config.json --price-hit 0.02 --price-miss 0.2
+kvstore replay sessions.jsonl --capacity-blocks 50000 --extent-blocks 16 --ttl agent=3d --speed 72
+kvstore replay trace.jsonl --admission second-hit --capacity-blocks 20000 --json
+kvstore replay trace.jsonl --io real --root /nvme0/try --requests 200 --capacity 20GB
+"""
+
+
+def add(commands: "Commands") -> None:
+    parser = declare(
+        commands,
+        "replay",
+        run,
+        "replay a trace of requests: what hits, what is written, what capacity would do",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "trace", type=Path, metavar="TRACE", help="Mooncake or Bailian JSONL, Weka or token"
+        " sessions; plain, gzip or zstd; or a directory of session files",
+    )  # fmt: skip
+    room = parser.add_mutually_exclusive_group()
+    _option(room, "--capacity", _of(parse_size), "BYTES", "on disk, like 2TB; default: no limit")
+    _option(room, "--capacity-blocks", _positive, "N", "the same in blocks")
+    parser.add_argument(
+        "--extent-blocks", type=int, choices=EXTENT_BLOCKS_ALLOWED,
+        help="most blocks in a file; default: as the layout chooses",
+    )  # fmt: skip
+    _option(parser, "--block-tokens", _positive, "N", "of token sessions (64), or of hash ids")
+    _option(parser, "--ttl", _of(_ttl), "TTL", "agent=3d,chat=7d (the default), or one for all")
+    parser.add_argument("--class", dest="retain", metavar="NAME", help="class of every request")
+    _option(parser, "--speed", _above_zero, "X", "the trace's clock runs that fast", 1.0)
+    _option(
+        parser,
+        "--stagger",
+        _not_negative,
+        "S",
+        "Weka sessions start S seconds apart; 0: together",
+        0.0,
+    )
+    parser.add_argument("--set", metavar="NAME", help="of token sessions: only those of this set")
+    parser.add_argument("--admission", choices=ADMISSIONS, default="always", help="what is stored")
+    parser.add_argument(
+        "--io", choices=("none", "real"), default="none",
+        help="none: the store's index and LRU without devices; real: write and load extents",
+    )  # fmt: skip
+    _option(parser, "--root", Path, "DIR", "where --io real writes; default: temporary")
+    _option(parser, "--pool", _of(parse_size), "BYTES", "memory of --io real", 256 * 10**6)
+    _option(parser, "--layout", Path, "FILE", "the model's config.json: bytes of a block")
+    _option(parser, "--requests", _positive, "N", "the first N only")
+    parser.add_argument("--curve", action="store_true", help="the hit rate at every capacity")
+    _option(parser, "--price-hit", float, "P", "of a million input tokens that hit")
+    _option(parser, "--price-miss", float, "P", "of a million that missed")
+    _option(parser, "--plot", Path, "FILE", "draw it, for example to out.png")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.plot:
+        need_matplotlib(options.plot)
+    plan = _plan(options)
+    trace = Trace(
+        options.trace,
+        Options(block_tokens=options.block_tokens, stagger_s=options.stagger, only_set=options.set),
+    )
+    with progress("replaying") as tell:
+        result = replay(trace, plan, tell)
+    print(to_json(result) if options.json else render(result))
+    if options.plot:
+        draw(result, options.plot)
+    return DONE
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    classes = _classes(options.ttl or {})
+    if options.retain is not None and options.retain not in classes:
+        options.parser.error(f"--class {options.retain} is none of {', '.join(classes)}")
+    if (options.price_hit is None) != (options.price_miss is None):
+        options.parser.error("--price-hit and --price-miss go together")
+    prices = None if options.price_hit is None else (options.price_hit, options.price_miss)
+    return Plan(
+        ttl_s=classes,
+        capacity_bytes=options.capacity,
+        capacity_blocks=options.capacity_blocks,
+        extent_blocks=options.extent_blocks,
+        speed=options.speed,
+        retain=options.retain,
+        admission=options.admission,
+        real=options.io == "real",
+        real_root=options.root,
+        pool=options.pool,
+        requests=options.requests,
+        curve=options.curve or options.plot is not None,
+        prices=prices,
+        layout=None if options.layout is None else _layout_from(options.layout),
+    )
+
+
+def _layout_from(config: Path) -> Callable[[int, int | None], Layout]:
+    def layout(block_tokens: int, extent_blocks: int | None) -> Layout:
+        try:
+            return Layout.from_config(
+                config, model=str(config), block_tokens=block_tokens, extent_blocks=extent_blocks
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise KvstoreError(f"{config} is no config.json known here: {error}") from error
+
+    return layout
+
+
+def _classes(given: dict[str, int]) -> dict[str, int]:
+    """Seconds by class: those given, over the defaults. "": all of them."""
+    defaults = {name: parse_duration(ttl) // 10**9 for name, ttl in RETENTION.items()}
+    everywhere = given.pop("", None)
+    if everywhere is not None:
+        defaults = dict.fromkeys(defaults, everywhere)
+    return defaults | given
+
+
+def _ttl(text: str) -> dict[str, int]:
+    found = {}
+    for part in text.split(","):
+        name, _, ttl = part.rpartition("=")
+        found[name.strip()] = parse_duration(ttl, "--ttl") // 10**9
+        if found[name.strip()] < 1:
+            raise ValueError("a time to live is a second or more")
+    return found
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _option(
+    parser: argparse._ActionsContainer, name: str, kind: Callable[[str], object], metavar: str,
+    help: str, default: object = None,
+) -> None:  # fmt: skip
+    parser.add_argument(name, type=kind, metavar=metavar, help=help, default=default)
+
+
+def _of(parse: Callable[[str], object]) -> Callable[[str], object]:
+    """argparse shows the message of this error, and of no other."""
+
+    def parsed(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def _not_negative(text: str) -> float:
+    if not float(text) >= 0:
+        raise ValueError
+    return float(text)
+
+
+def _above_zero(text: str) -> float:
+    if not float(text) > 0:
+        raise ValueError
+    return float(text)
