@@ -150,6 +150,7 @@ void kvs_breaker_trip_locked(struct kvs_root *root, const char *why)
     writers_lose_root_locked(root);
     root->judge = NULL; /* those who wait for their turn need not wait for the device */
     kvs_deletes_resume_locked(root->store);
+    kvs_flushes_refuse_locked(root->store);
     kvs_wake_all(root->store);
     pthread_cond_broadcast(&root->store->changed);
 }

@@ -43,7 +43,7 @@ static int enter(struct kvs_fs *fs, int root_fd, int always)
     int refused = !always && kvs_root_down_locked(worker->at) && !kvs_worker_probes();
     worker->since_ns = refused ? 0 : kvs_store_now_ns(store);
     worker->since_real_ns = kvs_clock_real_boot_ns(NULL);
-    worker->rounds = 0;
+    worker->rounds = worker->patient = 0;
     kvs_unlock(store);
     return refused ? -EHOSTDOWN : 0;
 }
@@ -159,9 +159,21 @@ static int watch_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     WATCHED(fs, root_fd, inner(fs)->calls->space(inner(fs), root_fd, out));
 }
 
+/* It writes what other programs have in memory: when that takes long its worker is replaced, no
+ * more. */
 static int watch_sync(struct kvs_fs *fs, int root_fd)
 {
-    WATCHED(fs, root_fd, inner(fs)->calls->sync(inner(fs), root_fd));
+    struct kvs_worker *worker = kvs_worker_self();
+    int refused = enter(fs, root_fd, 0);
+    if (refused) {
+        return refused;
+    }
+    if (worker) {
+        kvs_lock(worker->at->store);
+        worker->patient = 1;
+        kvs_unlock(worker->at->store);
+    }
+    return left(fs, inner(fs)->calls->sync(inner(fs), root_fd));
 }
 
 static int watch_sync_file(struct kvs_fs *fs, int fd)

@@ -164,6 +164,14 @@ int kvs_jobs_start(struct kvs_root *root)
     return error;
 }
 
+static void call_is_late_locked(const struct kvs_worker *worker, int64_t now_ns)
+{
+    char why[KVS_TROUBLE_BYTES];
+    snprintf(why, sizeof(why), "a call of its file system has not come back for %.3g s",
+             (double)(now_ns - worker->since_ns) / 1e9);
+    kvs_breaker_trip_locked(worker->at, why);
+}
+
 void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns)
 {
     int64_t real_ns = kvs_clock_real_boot_ns(NULL);
@@ -174,10 +182,9 @@ void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns)
             !kvs_overdue(root->store, worker->since_ns, now_ns, &worker->rounds)) {
             continue;
         }
-        char why[KVS_TROUBLE_BYTES];
-        snprintf(why, sizeof(why), "a call of its file system has not come back for %.3g s",
-                 (double)(now_ns - worker->since_ns) / 1e9);
-        kvs_breaker_trip_locked(worker->at, why);
+        if (!worker->patient) {
+            call_is_late_locked(worker, now_ns);
+        }
         kvs_slow_over_locked(worker); /* those behind it need not wait for it */
         worker->replaced = worker_start(root) == 0;
     }

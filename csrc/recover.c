@@ -45,10 +45,15 @@ static int identity_check(struct kvs_root *root, int fd, char *why)
     return error;
 }
 
+struct probe_read {
+    struct kvs_transfer transfer;
+    int done; /* under the lock: what its job waits for */
+};
+
 void kvs_probe_read_done(struct kvs_root *root, struct kvs_transfer *transfer)
 {
     kvs_lock(root->store);
-    transfer->next = transfer; /* what its job waits for */
+    KVS_ENTRY(transfer, struct probe_read, transfer)->done = 1;
     pthread_cond_broadcast(&root->store->changed);
     kvs_unlock(root->store);
 }
@@ -57,20 +62,20 @@ void kvs_probe_read_done(struct kvs_root *root, struct kvs_transfer *transfer)
 static int engine_read(struct kvs_root *root, int fd, void *memory)
 {
     struct kvs_store *store = root->store;
-    struct kvs_transfer read = {.kind = KVS_TRANSFER_PROBE, .fd = fd, .bytes = READ_BYTES};
-    read.memory = memory;
+    struct probe_read read = {
+        .transfer = {.kind = KVS_TRANSFER_PROBE, .fd = fd, .bytes = READ_BYTES, .memory = memory}};
     kvs_lock(store);
     if (store->closing) {
         kvs_unlock(store);
         return -ESHUTDOWN;
     }
-    kvs_transfer_queue_locked(root, &read);
+    kvs_transfer_queue_locked(root, &read.transfer);
     kvs_root_wake(root);
-    while (read.next != &read) {
+    while (!read.done) {
         pthread_cond_wait(&store->changed, &store->lock);
     }
     kvs_unlock(store);
-    return read.error;
+    return read.transfer.error;
 }
 
 static int engine_check(struct kvs_root *root, int root_fd, char *why)

@@ -163,6 +163,7 @@ struct kvs_worker {
     int64_t since_real_ns; /* the same, whatever the store's clock is */
     uint8_t rounds; /* of the keeper that saw that call overdue */
     uint8_t started, left; /* left: its function is over, join it */
+    uint8_t patient; /* the call may take its time */
     uint8_t replaced; /* the call took too long: another does its work, it leaves when it is back */
 };
 
@@ -285,6 +286,9 @@ struct kvs_store {
     struct kvs_removed *removed;
     struct kvs_absent *absent;
     struct kvs_delete *deletes; /* wait for looks to end */
+    struct kvs_flush *flushes; /* flush.c: wait for the sync under way to end */
+    uintptr_t flush_life; /* how often a root went down: a sync of before may never end */
+    int flushing;
     struct kvs_stats stats;
     struct kvs_event events[KVS_EVENTS];
     uint32_t event_first;

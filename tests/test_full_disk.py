@@ -124,6 +124,7 @@ def test_the_reserve_holds_among_writers_that_have_not_allocated_yet(
             it.clock.advance(2)  # the file system is asked again, and knows nothing of them
         eventually(lambda: it.files.stalled == 3, "three of them hang at their allocation")
         commits = [writer._commit() for writer in writers]
+        eventually(lambda: any(commit.done for commit in commits), "the fourth is refused")
         it.files.clear()
         it.files.release_stalled()
         assert sorted(commit.wait("30s") for commit in commits) == [0, GRID, GRID, GRID]

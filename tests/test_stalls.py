@@ -20,7 +20,7 @@ from kvstore.testing import Fault, FileCall, Injection, Io, VirtualClock
 from tests.support.prompts import GRID, assert_whole, eventually, put, put_all
 from tests.support.stores import run
 from tests.support.tight import LAYOUT, chain_named
-from tests.support.troubled import ROOMY, in_flight, troubled
+from tests.support.troubled import ROOMY, Troubled, in_flight, troubled
 
 WORKERS = 4  # file workers of a root
 
@@ -95,32 +95,61 @@ def test_a_disk_that_hangs_again_and_again_takes_a_bounded_number_of_threads(
             assert_whole(it.kv, chain)
 
 
-def test_a_hanging_root_takes_no_workers_from_the_others(tmp_path: Path) -> None:
-    """Walks, publishing and flushes run on the workers of one root and go to all of them."""
+def test_a_flush_that_takes_long_holds_up_nothing_and_is_no_trouble(tmp_path: Path) -> None:
+    """It waits for what other programs wrote, too. Flushes share one sync of each root."""
     roots = [tmp_path / "a", tmp_path / "b"]
     with troubled(*roots) as it:
         chain = it.stored(16 * GRID)
         it.files.stall(FileCall.SYNC)
-        tickets = [it.store._flush() for _ in range(6)]
-        eventually(lambda: it.files.stalled >= 1, "a flush hangs")
+        first = it.store._flush()
+        eventually(lambda: it.files.stalled == 1, "a flush hangs")
+        others = [it.store._flush() for _ in range(6)]
+        it.tick(61)
+        fresh = chain_named(it.kv, "fresh", 4 * GRID)
+        assert put(it.kv, fresh) == len(fresh)
+        assert_whole(it.kv, fresh)
+        assert [root.state for root in it.store.info().roots] == ["up", "up"]
+        assert it.files.stalled == 1
+        it.heal()
+        for ticket in [first, *others]:
+            ticket.wait("30s")
+        assert it.files.calls(FileCall.SYNC) == 2 * len(roots)
+        assert_whole(it.kv, chain)
+
+
+def test_a_hanging_root_takes_no_workers_from_the_others(tmp_path: Path) -> None:
+    """Walks, publishing, deletes and flushes run on the workers of one root and go to all."""
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with troubled(*roots) as it:
+        chain, gone = it.stored(16 * GRID), it.stored(name="gone")
+        it.files.stall(FileCall.SYNC)
+        first = it.store._flush()
+        eventually(lambda: it.files.stalled == 1, "a flush hangs")
+        others = [it.store._flush() for _ in range(6)]
+        it.files.stall(FileCall.UNLINK, count=1)
+        deletes = [it.kv._delete(gone[0]), it.kv._delete(chain_named(it.kv, "none", 1)[0])]
+        eventually(lambda: it.files.stalled == 2, "an unlink hangs")
         it.clock.advance(11)
-        it.until_down()
-        down = [root.state for root in it.store.info().roots]
-        assert sorted(down) == ["down", "up"]
-        for ticket in tickets[4:]:  # the others hang as the first does
-            with pytest.raises(OSError, match="flush"):
+        eventually(lambda: it.tick() or "down" in states(it), "a root is down")
+        for ticket in [*others, deletes[1]]:
+            with pytest.raises(OSError, match="flush|delet"):
                 ticket.wait("30s")
+        assert sorted(states(it)) == ["down", "up"]
+        down = states(it).index("down")
         fresh = chain_named(it.kv, "fresh", 4 * GRID)
         assert put(it.kv, fresh) == len(fresh)
         assert_whole(it.kv, fresh)
         it.heal()
-        it.until_up(down.index("down"))
-        for ticket in tickets[:4]:
-            with suppress(OSError):  # the rest of it is refused if the root is still down then
-                ticket.wait("30s")
-            assert ticket.done
+        it.until_up(down)
+        with suppress(OSError):  # the rest of it is refused if the root is still down then
+            first.wait("30s")
+        assert first.done
         it.store.flush_blocking()
         assert_whole(it.kv, chain)
+
+
+def states(it: Troubled) -> list[str]:
+    return [root.state for root in it.store.info().roots]
 
 
 # ---- every public call has a bound ---------------------------------------------------------------

@@ -319,6 +319,7 @@ int main(int argc, char **argv)
     assert(kvs_close(stress.store) == 0);
     kvs_virtual_clock_close(stress.clock);
     kvs_fs_fault_close(stress.fs);
+    kvs_fs_posix_close(stress.real);
     snprintf(command, sizeof(command), "rm -rf '%s'", parent);
     assert(system(command) == 0);
     return 0;
