@@ -25,6 +25,8 @@ struct kvs_stats {
 };
 void kvs_stats(struct kvs_store *store, struct kvs_stats *out);
 
+enum { KVS_TROUBLE_BYTES = 192 };
+
 struct kvs_root_info {
     char path[1024];
     char engine[24];
@@ -39,10 +41,18 @@ struct kvs_root_info {
     uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes;
     uint64_t quarantine_files, quarantine_bytes; /* the bytes are part of used_bytes */
     uint64_t reads_in_flight_max;
+    uint32_t breaker_state;  /* 0 in use, 1 down, 2 down and being tried */
+    uint64_t breaker_trips;
+    int64_t down_ns;         /* for how long; 0 while in use */
+    int64_t probe_in_ns;     /* until it is tried again; 0 while in use or being tried */
+    char trouble[KVS_TROUBLE_BYTES]; /* why it is down, or was the last time; "" when never */
     uint64_t scrub_bytes_per_s; /* 0: no scrub */
     uint64_t scrub_pass_extents; /* looked at in the pass under way, or the last one */
 };
 int kvs_root_info(struct kvs_store *store, uint32_t root, struct kvs_root_info *out);
+/* Roots that went down or came back, oldest first, as lines for a log. 1 and a text, or 0. The last
+ * 16 are kept. Takes no lock while there is none. */
+int kvs_event_take(struct kvs_store *store, char *text, uint32_t text_bytes);
 
 struct kvs_files_info {
     uint64_t descriptor_limit; /* RLIMIT_NOFILE, raised to the hard limit */
