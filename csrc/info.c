@@ -15,10 +15,41 @@ const char *kvs_reason_name(enum kvs_reason reason)
     return (unsigned)reason < KVS_REASON_COUNT ? names[reason] : "unknown";
 }
 
+const char *kvs_stage_name(enum kvs_stage stage)
+{
+    static const char *const names[KVS_STAGE_COUNT] = {"read", "write",  "open",      "first_layer",
+                                                       "load", "commit", "layer_wait"};
+    return (unsigned)stage < KVS_STAGE_COUNT ? names[stage] : "unknown";
+}
+
+void kvs_stage_latency(struct kvs_store *store, enum kvs_stage stage, struct kvs_latency *out)
+{
+    kvs_lock(store);
+    *out = store->latencies[stage];
+    kvs_unlock(store);
+}
+
+void kvs_layer_wait_note(struct kvs_store *store, int64_t ns)
+{
+    kvs_lock(store);
+    kvs_latency_note(&store->latencies[KVS_STAGE_LAYER_WAIT], ns);
+    kvs_unlock(store);
+}
+
+static void count_loads_locked(const struct kvs_store *store, struct kvs_stats *out)
+{
+    for (const struct kvs_link *at = store->loads.next; at != &store->loads; at = at->next) {
+        const struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
+        out->loads_running += load->state == KVS_LOAD_RUNNING;
+        out->loads_waiting += load->state == KVS_LOAD_WAITING;
+    }
+}
+
 void kvs_stats(struct kvs_store *store, struct kvs_stats *out)
 {
     kvs_lock(store);
     *out = store->stats;
+    count_loads_locked(store, out);
     out->extents = store->live_extents;
     out->blocks = store->live_blocks;
     out->leases = store->lease_count;
@@ -29,6 +60,27 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out)
     out->pool_cached_bytes = store->cached_bytes;
     out->index_bytes = kvs_index_bytes(store->index);
     kvs_unlock(store);
+}
+
+void kvs_load_count_locked(struct kvs_load *load)
+{
+    struct kvs_stats *stats = &load->store->stats;
+    const struct kvs_namespace *ns = load->ns;
+    enum kvs_reason reason = kvs_load_reason_locked(load, ns->layer_count - 1);
+    load->stats.finished_ns = kvs_store_now_ns(load->store);
+    load->stats.failed_blocks = load->blocks - load->layers[ns->layer_count - 1].blocks;
+    stats->loads++;
+    stats->loads_short += load->stats.failed_blocks > 0;
+    stats->loads_by_reason[reason]++;
+    stats->disk_bytes += load->stats.disk_bytes;
+    stats->ram_bytes += load->stats.ram_bytes;
+    stats->reads += load->stats.reads;
+    stats->disk_tokens += load->stats.disk_bytes * ns->block_tokens / ns->block_bytes;
+    stats->ram_tokens += load->stats.ram_bytes * ns->block_tokens / ns->block_bytes;
+    if (reason != KVS_REASON_CANCELLED && reason != KVS_REASON_CLOSED) {
+        kvs_latency_note(&load->store->latencies[KVS_STAGE_LOAD],
+                         load->stats.finished_ns - load->stats.opened_ns);
+    }
 }
 
 void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out)
@@ -66,6 +118,13 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
     out->reserve_bytes = root->reserve_bytes;
     out->free_bytes = root->space.free_bytes;
     out->reads_in_flight_max = root->ops_in_flight_max;
+    out->ops_in_flight = root->ops_in_flight;
+    out->bytes_in_flight = root->bytes_in_flight;
+    out->reads_queued = root->reads_queued;
+    out->read_bytes_queued = root->read_bytes_queued;
+    out->device_read_bytes = root->device_read_bytes;
+    out->device_written_bytes = root->device_written_bytes;
+    out->device_errors = root->device_errors;
     kvs_scrub_info_locked(root, out);
     kvs_unlock(store);
     return 0;

@@ -108,8 +108,10 @@ static uint32_t piece_bytes(uint64_t left)
     return (uint32_t)(bytes < left ? bytes : left);
 }
 
-static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer)
+static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer,
+                      int64_t now_ns)
 {
+    slot->started_ns = now_ns;
     slot->transfer = transfer;
     slot->piece_start = transfer->submitted;
     slot->piece_bytes = piece_bytes(transfer->bytes - transfer->submitted);
@@ -165,6 +167,7 @@ static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops,
                                   struct kvs_transfer **ended)
 {
     unsigned count = 0;
+    int64_t now_ns = root->reads || root->writes ? kvs_store_now_ns(root->store) : 0;
     *ended = NULL;
     while (count < BATCH && root->free_slot && root->bytes_in_flight < root->bytes_in_flight_max) {
         struct kvs_transfer *transfer = next_transfer(root, ended);
@@ -173,7 +176,7 @@ static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops,
         }
         struct kvs_slot *slot = root->free_slot;
         root->free_slot = slot->next_free;
-        slot_fill(root, slot, transfer);
+        slot_fill(root, slot, transfer, now_ns);
         slot_to_op(slot);
         if (transfer->submitted == transfer->bytes) {
             leave_queue(root, transfer);
@@ -207,6 +210,19 @@ static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
     }
 }
 
+static void count_piece_locked(struct kvs_root *root, const struct kvs_slot *slot, int error,
+                               int64_t took_ns)
+{
+    int write = slot->op.kind == KVS_IO_WRITE;
+    if (error) {
+        root->device_errors++;
+        return;
+    }
+    *(write ? &root->device_written_bytes : &root->device_read_bytes) += slot->piece_bytes;
+    enum kvs_stage stage = write ? KVS_STAGE_WRITE : KVS_STAGE_READ;
+    kvs_latency_note(&root->store->latencies[stage], took_ns);
+}
+
 /* Returns the transfer when this was its last piece. */
 static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *slot)
 {
@@ -217,7 +233,9 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
                      slot->short_bytes == slot->op.result; /* a busy device is no damage */
         error = at_end ? -ENODATA : -EIO;
     }
+    int64_t took_ns = kvs_store_now_ns(root->store) - slot->started_ns;
     kvs_lock(root->store);
+    count_piece_locked(root, slot, error, took_ns);
     root->io_asleep = 0; /* it plans again before it sleeps: no one needs to wake it */
     if (error && !transfer->error) {
         give_up(root, transfer, error);

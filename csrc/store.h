@@ -201,6 +201,9 @@ void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer);
 /* Blocks from `block` (absolute) on are bad in `layer` and all later ones. */
 void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
                          enum kvs_reason reason);
+/* Why there are fewer blocks than asked for in `layer`, which is ready. */
+enum kvs_reason kvs_load_reason_locked(const struct kvs_load *load, uint32_t layer);
+void kvs_load_count_locked(struct kvs_load *load); /* info.c: it has ended */
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);

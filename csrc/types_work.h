@@ -55,6 +55,7 @@ struct kvs_slot {
     struct kvs_slot *next_free;
     uint64_t piece_start; /* in the transfer */
     uint32_t piece_bytes, tries;
+    int64_t started_ns;
     int32_t short_bytes; /* what each try moved; -1: not the same */
 };
 
@@ -177,6 +178,7 @@ struct kvs_writer {
     struct kvs_writer_extent **made;
     uint32_t made_count;
     struct kvs_ticket *commit; /* held */
+    int64_t commit_ns;
     struct kvs_writer_stats stats;
 };
 
