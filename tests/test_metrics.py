@@ -1,0 +1,507 @@
+"""Metrics: samples equal what the store reports, names and labels are the documented ones, dashboard
+and alerts ask only for what a live store exports.
+
+Nothing here asserts how long something took, only that it was counted where it belongs.
+"""
+
+import asyncio
+import errno
+import gc
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvstore import Cache, Store, metrics
+from kvstore.metric_table import LATENCY, METRICS, MISS_REASONS
+from kvstore.report import LATENCY_EDGES_S
+from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
+from tests.support.promql import References, references, words
+from tests.support.stores import (
+    PART_BYTES,
+    cells_of,
+    check_load,
+    layout,
+    opened,
+    prompt,
+    run,
+    until,
+    write,
+)  # fmt: skip
+
+BLOCKS = 20  # an extent of 16 and one of 4
+BYTES = BLOCKS * 4 * PART_BYTES
+DOCS = Path(__file__).parents[1] / "docs" / "METRICS.md"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with opened(tmp_path / "root") as store:
+        until(lambda: not store.info().roots[0].warming)
+        yield store
+
+
+def filled(store: Store) -> Cache:
+    kv = store.cache(layout())
+    assert write(kv, kv.keys(prompt(BLOCKS)), cells_of(layout(), BLOCKS)) == BLOCKS
+    return kv
+
+
+def load_all(kv: Cache, blocks: int = BLOCKS) -> None:
+    with kv.load(kv.match(kv.keys(prompt(blocks)))) as load:
+        check_load(load, cells_of(layout(), BLOCKS), BLOCKS)
+
+
+@contextmanager
+def on_device(
+    root: Path, *, latency_ns: int = 0, auto_advance: bool = False
+) -> Iterator[tuple[Store, VirtualClock, FaultDevice]]:
+    """A store over what was written on the real clock; reads end when the clock moves."""
+    with opened(root) as store:
+        filled(store)
+    clock = VirtualClock(wall_s=int(time.time()) + 1)
+    device = FaultDevice(
+        clock, bytes_per_second=10**9, latency_ns=latency_ns, auto_advance=auto_advance
+    )
+    testing = Injection(clock=clock, devices=[device])
+    with opened(root, _testing=testing) as store:
+        until(lambda: not store.info().roots[0].warming)
+        try:
+            yield store, clock, device
+        finally:
+            device.clear()
+            device.release_stalled()
+            until(lambda: clock.advance(1) or not reads_in_flight(device))
+
+
+class Scrape:
+    """One scrape, by name and labels other than `store`."""
+
+    def __init__(self, *stores: Store, labels: list[dict[str, str]] | None = None) -> None:
+        self.registry = CollectorRegistry()
+        for number, store in enumerate(stores):
+            metrics.register(
+                store, registry=self.registry, labels=labels[number] if labels else None
+            )
+        self.families = {family.name: family for family in self.registry.collect()}
+        self.samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def __call__(self, name: str, **labels: str) -> float:
+        found = [
+            sample.value
+            for sample in self.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        assert len(found) == 1, f"{name} {labels}: {len(found)} samples"
+        return found[0]
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        return {
+            sample.labels[label]: sample.value for sample in self.samples if sample.name == name
+        }
+
+    def labels(self) -> dict[str, set[str]]:
+        """Sample name -> its label names."""
+        return {sample.name: set(sample.labels) for sample in self.samples}
+
+
+# ---- what is counted -----------------------------------------------------------------------------
+
+
+def test_hits_misses_and_tiers(store: Store) -> None:
+    kv = filled(store)
+    store.drop_ram()
+    load_all(kv)  # from disk
+    load_all(kv)  # from the pool
+    kv.match(kv.keys(prompt(BLOCKS + 5)))
+    seen = Scrape(store)
+    assert seen("kvstore_lookups_total") == 3
+    assert seen("kvstore_hit_blocks_total") == 3 * BLOCKS
+    assert seen("kvstore_hit_tokens_total") == 3 * BLOCKS * 16
+    assert seen("kvstore_missed_tokens_total") == 5 * 16
+    missed = seen.by("kvstore_missed_blocks_total", "reason")
+    assert missed == dict.fromkeys(MISS_REASONS, 0) | {"absent": 5}
+    assert seen.by("kvstore_loaded_bytes_total", "tier") == {"ram": BYTES, "disk": BYTES}
+    assert seen.by("kvstore_loaded_tokens_total", "tier") == {
+        "ram": BLOCKS * 16, "disk": BLOCKS * 16,
+    }  # fmt: skip
+    assert seen.by("kvstore_loads_total", "reason") == (
+        dict.fromkeys(MISS_REASONS, 0) | {"none": 2}
+    )
+
+
+def test_loads_are_counted_by_why_they_ended_short(tmp_path: Path) -> None:
+    with on_device(tmp_path) as (store, clock, device):
+        device.add(Fault.STALL, io=Io.READ, count=0)
+        kv = store.cache(layout())
+        late = kv.load(kv.match(kv.keys(prompt(BLOCKS))), deadline="1s")
+        dropped = kv.load(kv.match(kv.keys(prompt(BLOCKS))))
+        assert Scrape(store).by("kvstore_loads_in_progress", "state") == {
+            "running": 2, "waiting": 0,
+        }  # fmt: skip
+        clock.advance(2)
+        until(lambda: store.tick() or late.core.layer(3) is not None)
+        dropped.close()
+        late.close()
+        loads = Scrape(store).by("kvstore_loads_total", "reason")
+        assert loads == dict.fromkeys(MISS_REASONS, 0) | {
+            "none": 0, "deadline": 1, "cancelled": 1,
+        }  # fmt: skip
+        times = store.latency()
+        assert sum(times["load"].counts) == 1 and times["load"].sum_s == 2
+        assert sum(times["first_layer"].counts) == 0
+
+
+def test_bytes_of_the_device_hold_headers_and_cells(store: Store) -> None:
+    kv = filled(store)
+    store.drop_ram()
+    load_all(kv)
+    seen = Scrape(store)
+    assert seen("kvstore_written_bytes_total") == seen("kvstore_put_bytes_total") == BYTES
+    headers = seen("kvstore_root_written_bytes_total") - BYTES
+    assert headers == seen("kvstore_published_extents_total") * 4096
+    assert seen("kvstore_root_read_bytes_total") == BYTES
+
+
+def test_an_operation_that_fails_is_an_error_and_no_latency(tmp_path: Path) -> None:
+    with on_device(tmp_path, auto_advance=True) as (store, _, device):
+        device.add(Fault.ERRNO, errno.EIO, io=Io.READ)
+        kv = store.cache(layout())
+        with kv.load(kv.match(kv.keys(prompt(BLOCKS)))) as load:
+            assert load.wait(3).reason == "io_error"
+        until(lambda: Scrape(store)("kvstore_root_ops_in_flight") == 0)
+        seen = Scrape(store)
+        errors = seen("kvstore_root_errors_total")
+        reads = len([record for record in device.log() if record.io_kind == Io.READ])
+        assert 0 < errors <= reads
+        assert seen("kvstore_stage_seconds_count", stage="read") == reads - errors
+        assert seen("kvstore_root_read_bytes_total") <= BYTES
+
+
+def test_retention_and_removals(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    testing = Injection(clock=clock, manual_ticks=True)
+    one = 16 * 4 * PART_BYTES + 4096
+    with opened(tmp_path, capacity=2 * one + 65_536, reserve=0, _testing=testing) as store:
+        until(lambda: not store.info().roots[0].warming)
+        kv = store.cache(layout())
+        for seed in range(3):
+            cells = cells_of(layout(), 16)
+            assert write(kv, kv.keys(prompt(16, seed)), cells, retain="chat") == 16
+            clock.advance(60)
+        seen = Scrape(store)
+        assert seen("kvstore_class_evicted_early_extents_total", **{"class": "chat"}) == 1
+        age_s = seen("kvstore_class_evicted_age_seconds_total", **{"class": "chat"})
+        assert age_s == store.stats().retention["chat"].evicted_age_s == 120
+        kv.delete_blocking(kv.keys(prompt(16, 2))[0])
+        clock.advance(8 * 86_400)
+        until(lambda: store.tick() or store.stats().extents == 0)
+        removed = Scrape(store).by("kvstore_removed_extents_total", "reason")
+        assert removed == {"evicted": 1, "expired": 1, "deleted": 1, "damaged": 0}
+        assert Scrape(store).by("kvstore_class_ttl_seconds", "class") == {
+            "agent": 3 * 86_400, "chat": 7 * 86_400,
+        }  # fmt: skip
+
+
+# ---- latency -------------------------------------------------------------------------------------
+
+
+def test_every_stage_is_counted_where_it_belongs(store: Store) -> None:
+    kv = filled(store)
+    store.drop_ram()
+    load_all(kv)
+    load_all(kv)
+    counts = {stage: sum(latency.counts) for stage, latency in store.latency().items()}
+    assert counts["commit"] == 1
+    assert counts["open"] == 2  # the extents' files
+    assert counts["first_layer"] == counts["load"] == 2
+    assert counts["write"] >= 8  # four layers of two extents
+    assert counts["read"] == store.stats().reads
+    assert counts["layer_wait"] <= 8
+
+
+def test_buckets_are_cumulative_and_end_with_the_count(store: Store) -> None:
+    load_all(filled(store))
+    family = Scrape(store).families[LATENCY.name]
+    for stage in store.latency():
+        mine = [sample for sample in family.samples if sample.labels["stage"] == stage]
+        buckets = [sample for sample in mine if sample.name.endswith("_bucket")]
+        values = [sample.value for sample in buckets]
+        assert values == sorted(values)
+        edges = [float(sample.labels["le"]) for sample in buckets]
+        assert edges == [*LATENCY_EDGES_S, float("inf")]
+        count = next(sample.value for sample in mine if sample.name.endswith("_count"))
+        assert values[-1] == count
+
+
+def test_a_read_takes_what_the_clock_says(tmp_path: Path) -> None:
+    with on_device(tmp_path, latency_ns=300_000_000, auto_advance=True) as (store, _, _):
+        load_all(store.cache(layout()))
+        read = store.latency()["read"]
+        assert sum(read.counts) == store.stats().reads
+        assert sum(read.counts[: LATENCY_EDGES_S.index(2**28 / 1e9) + 1]) == 0
+        assert read.sum_s >= 0.3 * sum(read.counts)
+
+
+def test_only_who_waited_for_a_layer_counts_as_waiting(tmp_path: Path) -> None:
+    with on_device(tmp_path) as (store, clock, _):
+
+        def waits() -> int:
+            return sum(store.latency()["layer_wait"].counts)
+
+        kv = store.cache(layout())
+        with kv.load(kv.match(kv.keys(prompt(BLOCKS))), deadline="1000d") as load:
+            with pytest.raises(TimeoutError):
+                load.wait(0, timeout="1ms")
+            assert waits() == 1
+            until(lambda: clock.advance(1) or load.core.layer(3) is not None)
+            load.wait(3)
+            run(_ready_layer(load))
+            assert waits() == 1
+        assert bytes(kv.get_blocking(kv.keys(prompt(BLOCKS))[0]).data)  # its waits are no layer's
+        assert waits() == 1
+
+
+async def _ready_layer(load: Any) -> None:
+    await load.layer(2)
+
+
+def test_waits_of_an_event_loop_count(tmp_path: Path) -> None:
+    with on_device(tmp_path) as (store, clock, _):
+        kv = store.cache(layout())
+
+        async def main() -> None:
+            async with kv.load(kv.match(kv.keys(prompt(BLOCKS))), deadline="1000d") as load:
+                waiting = asyncio.create_task(load.layer(0))
+                while not waiting.done():
+                    await asyncio.sleep(0)  # it asks before the device does anything
+                    clock.advance(1)
+                await waiting
+                load.cancel()
+
+        run(main())
+        assert sum(store.latency()["layer_wait"].counts) == 1
+
+
+# ---- the collector -------------------------------------------------------------------------------
+
+
+def test_every_number_of_the_reports_is_exported_as_it_is(store: Store) -> None:
+    load_all(filled(store))
+    seen, stats, root = Scrape(store), store.stats(), store.info().roots[0]
+    assert seen("kvstore_extents") == stats.extents == 2
+    assert seen("kvstore_blocks") == stats.blocks == BLOCKS
+    assert seen("kvstore_pool_bytes") == store.info().pool.bytes
+    assert seen("kvstore_root_used_bytes") == root.used_bytes
+    assert seen("kvstore_root_capacity_bytes") == root.capacity_bytes
+    assert seen("kvstore_root_io_depth") == 64
+    assert seen("kvstore_root_owner") == 1
+    assert seen("kvstore_root_info", engine=root.engine, role="owner", root=root.path) == 1
+    assert seen("kvstore_build_info", version=store.info().build.version) == 1
+
+
+def test_fallbacks_are_counted_by_what_they_are_of(tmp_path: Path) -> None:
+    with opened(tmp_path / "a", tmp_path / "b", engine="threads") as store:
+        found = Scrape(store).by("kvstore_fallbacks", "where")
+        assert {str(tmp_path / "a"), str(tmp_path / "b"), "pool", "files"} <= set(found)
+        assert sum(found.values()) == len(store.info().fallbacks)
+
+
+def test_it_can_be_parsed_in_both_formats(store: Store) -> None:
+    scrape = Scrape(store)
+    text = generate_latest(scrape.registry).decode()
+    assert text.endswith("# EOF\n")
+    server, thread = metrics.serve(0, registry=scrape.registry)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
+            families = {
+                family.name: family
+                for family in text_string_to_metric_families(answer.read().decode())
+            }
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert families["kvstore_pool_bytes"].samples[0].value == store.info().pool.bytes
+
+
+def test_stores_of_one_registry_share_its_families(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as first, opened(tmp_path / "b") as second:
+        filled(first)
+        seen = Scrape(
+            first, second, labels=[{"store": "a", "gpu": "0"}, {"store": "b", "gpu": "1"}]
+        )
+        assert seen.by("kvstore_blocks", "store") == {"a": BLOCKS, "b": 0}
+        assert seen.by("kvstore_blocks", "gpu") == {"0": BLOCKS, "1": 0}
+        with pytest.raises(ValueError, match="use the same"):
+            metrics.register(second, registry=_with(first, {"gpu": "0"}))
+        with pytest.raises(ValueError, match="class"):
+            metrics.register(first, registry=CollectorRegistry(), labels={"class": "x"})
+
+
+def _with(store: Store, labels: dict[str, str]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    metrics.register(store, registry=registry, labels=labels)
+    return registry
+
+
+def test_a_store_leaves_when_it_is_unregistered_closed_or_gone(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+
+    def stores() -> set[str]:
+        families = [family for family in registry.collect() if family.name == "kvstore_blocks"]
+        return {sample.labels["store"] for sample in families[0].samples}
+
+    with opened(tmp_path / "a") as first, opened(tmp_path / "b") as second:
+        metrics.register(first, registry=registry, labels={"store": "a"})
+        metrics.register(second, registry=registry, labels={"store": "b"})
+        metrics.register(second, registry=registry, labels={"store": "c"})
+        assert stores() == {"a", "c"}
+        metrics.unregister(first, registry=registry)
+        metrics.unregister(first, registry=registry)
+        assert stores() == {"c"}
+    assert stores() == set()
+    with opened(tmp_path / "a") as again:
+        metrics.register(again, registry=registry)
+    del again
+    gc.collect()
+    assert stores() == set()
+
+
+def test_without_prometheus_client_the_error_says_what_to_install() -> None:
+    program = "import sys; sys.modules['prometheus_client'] = None; import kvstore.metrics"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'kvstore-nvme[metrics]'" in done.stderr
+    assert not subprocess.run([sys.executable, "-c", program.replace(".metrics", "")]).returncode
+
+
+# ---- docs, dashboard, alerts ---------------------------------------------------------------------
+
+
+def documented() -> str:
+    rows = [
+        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.meaning} |"
+        for metric in METRICS
+    ]
+    rows.append(f"| `{LATENCY.name}` | histogram | {LATENCY.label} | {LATENCY.meaning} |")
+    return "\n".join(row.replace("|  |", "| |") for row in rows)
+
+
+def test_docs_have_every_metric_as_it_is() -> None:
+    assert documented() in DOCS.read_text(), f"docs/METRICS.md should have:\n{documented()}"
+
+
+def test_docs_name_every_stage(store: Store) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| from", DOCS.read_text(), re.MULTILINE)
+    assert rows == list(store.latency())
+
+
+def test_names_follow_the_conventions() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert re.fullmatch(r"kvstore_[a-z_]+", metric.name)
+        assert (metric.kind == "counter") == metric.name.endswith("_total"), metric.name
+
+
+def data(name: str) -> str:
+    return (resources.files("kvstore") / "data" / name).read_text()
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(data("grafana-dashboard.json"))["panels"]
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(data("prometheus-alerts.yml"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def check(
+    expression: str, exported: Scrape, recorded: set[str], templates: list[str]
+) -> References:
+    """The expression's names and labels, and those of the texts made from its result, are there."""
+    labels, found = exported.labels(), references(expression)
+    asked = {name: matchers for name, matchers in found.metrics.items() if name not in recorded}
+    assert set(asked) <= set(labels), f"{expression}: no {set(asked) - set(labels)}"
+    known = set[str]().union(*(labels[name] for name in asked))
+    assert found.groups - {"le"} <= known, f"{expression}: no {found.groups - known}"
+    for name, matchers in asked.items():
+        for label, operator, value in matchers:
+            assert label in labels[name], f"{expression}: {name} has no {label}"
+            if operator in ("=", "!="):
+                values = exported.by(name, label)
+                assert value in values, f"{expression}: {name}: no {label} {value}"
+    for template in templates:
+        kept = found.groups or known
+        assert words(template) <= kept | {"value"}, f"{template}: {expression} keeps {kept}"
+    return found
+
+
+def test_the_dashboard_asks_for_what_is_exported(store: Store) -> None:
+    exported = Scrape(store)
+    asked = set[str]()
+    for panel in panels():
+        assert panel["type"] == "row" or panel["targets"], panel["title"]
+        for target in panel.get("targets", ()):
+            found = check(target["expr"], exported, set(), [target["legendFormat"]])
+            asked |= set(found.metrics)
+    for variable in json.loads(data("grafana-dashboard.json"))["templating"]["list"]:
+        if variable["type"] == "query":
+            check(variable["definition"], exported, set(), [])
+    assert len(asked) > 20
+
+
+def test_panels_have_ids_and_places_of_their_own() -> None:
+    numbers = [panel["id"] for panel in panels()]
+    assert len(set(numbers)) == len(numbers)
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels())
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+    rows = [panel["title"] for panel in panels() if panel["type"] == "row"]
+    assert rows == ["Hits", "Latency", "Device", "Eviction and retention", "Health"]
+
+
+def test_alerts_ask_for_what_is_exported(store: Store) -> None:
+    exported = Scrape(store)
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    alerts = [rule for rule in rules() if "alert" in rule]
+    assert len({rule["alert"] for rule in alerts}) == len(alerts)
+    for rule in rules():
+        check(rule["expr"], exported, recorded, list(rule.get("annotations", {}).values()))
+    for rule in alerts:
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_a_wrong_name_or_label_is_found(store: Store) -> None:
+    exported = Scrape(store)
+    for expression in (
+        "rate(kvstore_hits_total[1m])",
+        'kvstore_loads_total{why="pool"}',
+        'kvstore_loads_total{reason="poool"}',
+        "sum by (root) (kvstore_blocks)",
+    ):
+        with pytest.raises(AssertionError):
+            check(expression, exported, set(), [])
+    with pytest.raises(AssertionError):
+        check("kvstore_blocks", exported, set(), ["{{root}}"])
