@@ -9,6 +9,12 @@ PYTHON ?= python3
 PROMPT_TOKENS ?=
 # How long each fuzzer runs.
 SECONDS ?= 60
+# Rounds of torture (100) and of each case of the crash matrix (10).
+N ?=
+# Seconds within which a crash comes, minutes of soak, further words for torture and soak.
+WITHIN ?= 3
+MINUTES ?= 30
+ARGS ?=
 
 VENV := .venv
 PY := $(CURDIR)/$(VENV)/bin/python
@@ -20,8 +26,8 @@ PROGRAMS := tools/c_programs.mk
 SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz bench dist format clean lint c-tests py-tests
-.PHONY: test-uring test-sanitizers test-threads test-user test-slow
+.PHONY: help setup demo test test-all fuzz torture soak crash bench dist format clean
+.PHONY: lint c-tests py-tests test-uring test-sanitizers test-threads test-user test-slow
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -42,7 +48,7 @@ test: setup  ## Lint, C tests and the suite without its slow part (under 10 minu
 	@$(STEP) py-tests $(SUBMAKE) py-tests
 	@$(STEP) --end test
 
-test-all: setup  ## The rest: liburing builds, sanitizers, an ordinary user, fuzzers, slow tests
+test-all: setup  ## The rest: liburing builds, sanitizers, a user, fuzzers, slow tests, torture
 	@$(STEP) --begin test-all
 	@$(STEP) test-uring $(SUBMAKE) test-uring
 	@$(STEP) test-sanitizers $(SUBMAKE) test-sanitizers
@@ -50,6 +56,7 @@ test-all: setup  ## The rest: liburing builds, sanitizers, an ordinary user, fuz
 	@$(STEP) test-user $(SUBMAKE) test-user
 	@$(STEP) fuzz $(SUBMAKE) fuzz
 	@$(STEP) test-slow $(SUBMAKE) test-slow
+	@$(STEP) torture $(SUBMAKE) torture N=10
 	@$(STEP) dist $(SUBMAKE) dist
 	@$(STEP) --end test-all
 
@@ -60,6 +67,15 @@ bench: setup  ## Run every benches/bench_*.py; figures are shares of this disk's
 	@set -e; found=; for file in benches/bench_*.py; do \
 	    if [ -f "$$file" ]; then found=1; echo "== $$file"; $(PY) "$$file"; fi; \
 	done; [ -n "$$found" ] || echo "no benches/bench_*.py yet"
+
+torture: setup  ## Kill -9 an owner and its peers in N=100 rounds, then look at what is left
+	@PYTHONPATH=. $(PY) -m tests.torture --rounds $(or $(N),100) $(ARGS)
+
+soak: setup  ## The same crowd at work for MINUTES=30: memory, descriptors, leases stay flat
+	@PYTHONPATH=. $(PY) -m tests.torture.soak --minutes $(MINUTES) $(ARGS)
+
+crash: setup  ## Stop ext4 and xfs under load (root), N=10 rounds each, within WITHIN=3 s
+	@$(PY) -m pytest tests/test_crash_matrix.py --rounds $(or $(N),10) --seconds $(WITHIN) --timeout=0
 
 dist: setup  ## Build the wheel and try the README's example where there is no compiler
 	@tools/check_dist.sh $(PY)

@@ -318,7 +318,7 @@ static void discard_later_locked(struct kvs_root *root, struct kvs_writer_extent
     *discard = (struct discard){made->temp, made->charged_bytes};
     made->temp.fd = -1;
     made->charged_bytes = 0;
-    if (kvs_job_add_locked(root, discard_job, discard, 0) < 0) {
+    if (kvs_job_add_slow_locked(root, discard_job, discard, discard->bytes) < 0) {
         free(discard);
     }
 }

@@ -1,12 +1,13 @@
 /*
- * evict.c: room. The budget of physical bytes of a root, the reserve of free space, eviction by
- * recency and expiry.
+ * evict.c: room. The budget of physical bytes of a root, the reserve of free space, eviction:
+ * expired extents first, then by recency.
  *
- * Runs on file workers (marking expired extents runs under the lock on the keeper).
+ * Runs on file workers. Nothing here is paced: a put waits for the room.
  *
  * Invariants:
  *   1. Bytes are charged before they are allocated and given back after the unlink; used_bytes
- *      never exceeds capacity_bytes by what the owner writes.
+ *      never exceeds capacity_bytes by what the owner writes. What peers wrote counts from its
+ *      adoption on, and after each scan there is room again.
  *   2. Pinned extents are never chosen. Only the owner evicts.
  *   3. Every loop ends: each round unlinks something or stops.
  */
@@ -26,8 +27,8 @@ void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes)
     root->used_bytes -= bytes < root->used_bytes ? bytes : root->used_bytes;
 }
 
-static void count_removed(struct kvs_store *store, const struct kvs_extent *extent,
-                          enum kvs_reason reason)
+void kvs_count_removed_locked(struct kvs_store *store, const struct kvs_extent *extent,
+                              enum kvs_reason reason)
 {
     int64_t now_s = kvs_store_now_s(store);
     struct kvs_stats *stats = &store->stats;
@@ -42,10 +43,14 @@ static void count_removed(struct kvs_store *store, const struct kvs_extent *exte
     stats->evicted_before_ttl[extent->class_number] += extent->valid_until_s > now_s;
 }
 
-/* The least recently used extent that nobody holds; pinned afterwards. Expired ones go first. */
+/* The least recently used extent that nobody holds; pinned afterwards. Expired ones go first, but
+ * not while the clock is in doubt. */
 static struct kvs_extent *victim_locked(struct kvs_root *root)
 {
-    struct kvs_extent *expired = kvs_extent_expired_locked(root, kvs_store_now_s(root->store));
+    struct kvs_extent *expired = NULL;
+    if (root->store->wall.step_s == 0) {
+        expired = kvs_expiry_first_locked(root, kvs_store_now_s(root->store));
+    }
     if (expired && expired->pins == 0) {
         kvs_extent_pin_locked(expired);
         return expired;
@@ -59,29 +64,6 @@ static struct kvs_extent *victim_locked(struct kvs_root *root)
         }
     }
     return NULL;
-}
-
-void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent)
-{
-    struct kvs_store *store = root->store;
-    char path[KVS_PATH_BYTES];
-    struct kvs_fs_stat stat;
-    kvs_path_of(extent->ns, &extent->name, path);
-    if (store->fs->calls->stat_path(store->fs, root->fd, path, &stat) < 0) {
-        return;
-    }
-    kvs_lock(store);
-    int64_t now_s = kvs_store_now_s(store);
-    int64_t used_s = kvs_last_use_s(root, extent, &stat);
-    int64_t latest_s = now_s + kvs_longest_ttl_s(store);
-    int64_t until_s = stat.mtime_s < latest_s ? stat.mtime_s : latest_s;
-    if (used_s > extent->last_use_s) {
-        extent->last_use_s = extent->written_use_s = used_s;
-    }
-    if (until_s > extent->valid_until_s) {
-        extent->valid_until_s = until_s;
-    }
-    kvs_unlock(store);
 }
 
 /* A peer that loaded the extent moved its atime on: spare it while that is fresh. */
@@ -105,6 +87,9 @@ static int spared_by_peer(struct kvs_root *root, struct kvs_extent *extent)
 int kvs_evict_one(struct kvs_root *root, int force)
 {
     struct kvs_store *store = root->store;
+    if (kvs_slow_hurry(root)) {
+        return 0; /* what is to be freed anyway */
+    }
     for (int i = 0; i < CANDIDATES; i++) {
         kvs_lock(store);
         struct kvs_extent *extent = root->is_owner ? victim_locked(root) : NULL;
@@ -119,7 +104,7 @@ int kvs_evict_one(struct kvs_root *root, int force)
         if (gone) {
             int expired = extent->valid_until_s <= kvs_store_now_s(store);
             enum kvs_reason reason = expired ? KVS_REASON_EXPIRED : KVS_REASON_EVICTED;
-            count_removed(store, extent, reason);
+            kvs_count_removed_locked(store, extent, reason);
             kvs_leave_locked(store, extent, reason);
         }
         kvs_extent_unpin_locked(store, extent);
@@ -173,38 +158,13 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
     }
 }
 
-/* One expired extent after another; what a peer renewed meanwhile stays. */
-static void expire_job(struct kvs_root *root, void *argument)
+void kvs_room_restore(struct kvs_root *root)
 {
-    (void)argument;
     struct kvs_store *store = root->store;
-    struct kvs_extent *extent;
-    kvs_lock(store);
-    while (!store->closing &&
-           (extent = kvs_extent_expired_locked(root, kvs_store_now_s(store))) != NULL) {
-        kvs_extent_pin_locked(extent);
-        kvs_unlock(store);
-        kvs_times_refresh(root, extent);
+    int over;
+    do {
         kvs_lock(store);
-        int gone =
-            extent->state == KVS_EXTENT_LIVE && extent->valid_until_s <= kvs_store_now_s(store);
-        if (gone) {
-            count_removed(store, extent, KVS_REASON_EXPIRED);
-            kvs_leave_locked(store, extent, KVS_REASON_EXPIRED);
-            kvs_unlock(store);
-            kvs_leave(root, extent);
-            kvs_lock(store);
-        }
-        kvs_extent_unpin_locked(store, extent);
-    }
-    root->expiring = 0;
-    kvs_unlock(store);
-}
-
-void kvs_expire_locked(struct kvs_root *root)
-{
-    if (root->is_owner && !root->expiring &&
-        kvs_extent_expired_locked(root, kvs_store_now_s(root->store))) {
-        root->expiring = kvs_job_add_locked(root, expire_job, NULL, 0) == 0;
-    }
+        over = root->is_owner && !store->closing && root->used_bytes > root->capacity_bytes;
+        kvs_unlock(store);
+    } while (over && kvs_evict_one(root, 0) == 0);
 }

@@ -1,17 +1,15 @@
 /*
  * extents.c: the table of extents and what is kept sorted about them: the index of their blocks,
- * recency per root (LRU), expiry per root (a heap).
+ * recency per root (LRU); expiry per root (a heap) is in expiry.c.
  *
  * Does no I/O and deletes no file: kvs_extent_forget_locked() takes an extent out of sight, leave.c
  * deals with its file.
  *
  * Invariants:
  *   1. LIVE extents, and only they, are in the index, in their root's LRU list and in its heap.
- *   2. The heap's key may be older than valid_until_s (a renewal is O(1)); an extent taken from the
- *      top with a stale key is put back with the true one.
- *   3. All blocks of a file are indexed, also those before the named one: delete must find them.
+ *   2. All blocks of a file are indexed, also those before the named one: delete must find them.
  *      Lookups for serving skip them.
- *   4. A tag is 64 bits of the key mixed with the namespace. A tag that matches is a promise made
+ *   3. A tag is 64 bits of the key mixed with the namespace. A tag that matches is a promise made
  *      by chance only once in 2^64; the load compares whole keys with the header.
  */
 #include <assert.h>
@@ -32,88 +30,6 @@ uint64_t kvs_extent_tag_of(void *argument, uint32_t extent, uint8_t position)
 {
     struct kvs_store *store = argument;
     return store->extents[extent]->tags[position];
-}
-
-/* ---- the heap ---- */
-
-static void heap_put(struct kvs_root *root, uint32_t at, struct kvs_extent *extent)
-{
-    root->expiry[at] = extent;
-    extent->expiry_slot = at + 1;
-}
-
-static void heap_up(struct kvs_root *root, uint32_t at)
-{
-    struct kvs_extent *extent = root->expiry[at];
-    while (at > 0 && root->expiry[(at - 1) / 2]->expiry_key_s > extent->expiry_key_s) {
-        heap_put(root, at, root->expiry[(at - 1) / 2]);
-        at = (at - 1) / 2;
-    }
-    heap_put(root, at, extent);
-}
-
-static void heap_down(struct kvs_root *root, uint32_t at)
-{
-    struct kvs_extent *extent = root->expiry[at];
-    for (;;) {
-        uint32_t child = 2 * at + 1;
-        if (child + 1 < root->expiry_count &&
-            root->expiry[child + 1]->expiry_key_s < root->expiry[child]->expiry_key_s) {
-            child++;
-        }
-        if (child >= root->expiry_count ||
-            root->expiry[child]->expiry_key_s >= extent->expiry_key_s) {
-            break;
-        }
-        heap_put(root, at, root->expiry[child]);
-        at = child;
-    }
-    heap_put(root, at, extent);
-}
-
-static int heap_add(struct kvs_root *root, struct kvs_extent *extent)
-{
-    if (root->expiry_count == root->expiry_room) {
-        uint32_t room = root->expiry_room ? root->expiry_room * 2 : 64;
-        struct kvs_extent **grown = realloc(root->expiry, room * sizeof(*grown));
-        if (!grown) {
-            return -ENOMEM;
-        }
-        root->expiry = grown;
-        root->expiry_room = room;
-    }
-    extent->expiry_key_s = extent->valid_until_s;
-    root->expiry[root->expiry_count] = extent;
-    heap_up(root, root->expiry_count++);
-    return 0;
-}
-
-static void heap_remove(struct kvs_root *root, struct kvs_extent *extent)
-{
-    uint32_t at = extent->expiry_slot - 1;
-    extent->expiry_slot = 0;
-    struct kvs_extent *last = root->expiry[--root->expiry_count];
-    if (last != extent) {
-        heap_put(root, at, last);
-        heap_down(root, at);
-        heap_up(root, last->expiry_slot - 1);
-    }
-}
-
-struct kvs_extent *kvs_extent_expired_locked(struct kvs_root *root, int64_t now_s)
-{
-    while (root->expiry_count > 0) {
-        struct kvs_extent *extent = root->expiry[0];
-        if (extent->expiry_key_s > now_s) {
-            return NULL;
-        }
-        if (extent->valid_until_s <= now_s) {
-            return extent;
-        }
-        extent->expiry_key_s = extent->valid_until_s;
-        heap_down(root, 0);
-    }
-    return NULL;
 }
 
 /* ---- the table ---- */
@@ -181,7 +97,7 @@ int kvs_extent_publish_locked(struct kvs_store *store, struct kvs_extent *extent
             return -ENOMEM;
         }
     }
-    if (heap_add(root, extent) < 0) {
+    if (kvs_expiry_add_locked(root, extent) < 0) {
         index_remove_all(store, extent, extent->block_count);
         return -ENOMEM;
     }
@@ -190,7 +106,7 @@ int kvs_extent_publish_locked(struct kvs_store *store, struct kvs_extent *extent
     store->live_extents++;
     store->live_blocks += extent->block_count - extent->named;
     for (uint32_t i = extent->named; i < extent->block_count; i++) {
-        kvs_removed_clear_locked(store, extent->tags[i]);
+        kvs_removed_clear_locked(root, extent->tags[i]);
     }
     return 0;
 }
@@ -235,13 +151,13 @@ void kvs_extent_forget_locked(struct kvs_store *store, struct kvs_extent *extent
     extent->state = KVS_EXTENT_GONE;
     kvs_scrub_gone_locked(&store->roots[extent->root], extent);
     index_remove_all(store, extent, extent->block_count);
-    heap_remove(&store->roots[extent->root], extent);
+    kvs_expiry_remove_locked(&store->roots[extent->root], extent);
     kvs_list_remove(&extent->lru);
     kvs_list_remove(&extent->dirty);
     store->live_extents--;
     store->live_blocks -= extent->block_count - extent->named;
     for (uint32_t i = extent->named; reason && i < extent->block_count; i++) {
-        kvs_removed_note_locked(store, extent->tags[i], reason);
+        kvs_removed_note_locked(&store->roots[extent->root], extent->tags[i], reason);
     }
     kvs_extent_unpin_locked(store, extent);
 }
@@ -335,6 +251,7 @@ void kvs_extent_touch_locked(struct kvs_store *store, struct kvs_extent *extent,
         extent->valid_until_s = until;
     }
     extent->last_use_s = now_s;
+    extent->times_ours = 1;
     kvs_list_add_first(&store->roots[extent->root].lru, &extent->lru);
     kvs_times_mark_locked(store, extent);
 }

@@ -187,7 +187,11 @@ static void let_go(struct kvs_store *store, struct kvs_file *file)
     if (!file->extent && file->refs == 0) {
         kvs_list_remove(&file->lru);
         store->file_count--;
-        kvs_job_add_locked(file->root, close_job, file, 0);
+        if (file->charged_bytes) {
+            kvs_job_add_slow_locked(file->root, close_job, file, file->charged_bytes);
+        } else {
+            kvs_job_add_locked(file->root, close_job, file, 0);
+        }
     }
 }
 
@@ -298,7 +302,17 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
     return 0;
 }
 
-/* Opened for an extent that the index knows: the header must still be the one it was made from. */
+/* Not the extent that the index knows: another one has its name. */
+static int replaced(const struct kvs_extent *extent, const struct kvs_extent_header *header)
+{
+    int differs = header->block_count != extent->block_count;
+    for (uint32_t i = 0; !differs && i < header->block_count; i++) {
+        differs = kvs_tag(extent->ns, &header->keys[i]) != extent->tags[i];
+    }
+    return differs;
+}
+
+/* Opened for an extent that the index knows. ABSENT: its file is gone, perhaps for another one. */
 static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *extent,
                                   struct kvs_file **out)
 {
@@ -314,8 +328,7 @@ static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *exte
     if (!reason) {
         reason = kvs_file_open(root, extent->ns, fd, header, out);
     }
-    if (!reason && (header->block_count != extent->block_count ||
-                    memcmp(&header->keys[extent->named], &extent->name, KVS_KEY_BYTES) != 0)) {
+    if (!reason && replaced(extent, header)) {
         /* Another whole extent: good under this name if it holds it, and not the one we know. */
         reason = kvs_header_has_key(header, &extent->name) ? KVS_REASON_ABSENT : KVS_REASON_DAMAGED;
         kvs_file_discard(*out); /* and fd with it */
@@ -333,6 +346,8 @@ static void open_job(struct kvs_root *root, void *argument)
 {
     struct kvs_store *store = root->store;
     struct kvs_extent *extent = argument;
+    struct kvs_namespace *ns = extent->ns;
+    struct kvs_key name = extent->name;
     struct kvs_file *file = NULL;
     int64_t begun_ns = kvs_store_now_ns(store);
     enum kvs_reason reason = open_known(root, extent, &file);
@@ -360,6 +375,12 @@ static void open_job(struct kvs_root *root, void *argument)
     kvs_unlock(store);
     if (file) {
         kvs_file_discard(file);
+    }
+    struct kvs_extent *found;
+    if (reason == KVS_REASON_ABSENT && kvs_adopt(root, ns, &name, 0, &found) == KVS_REASON_NONE) {
+        kvs_lock(store);
+        kvs_extent_unpin_locked(store, found);
+        kvs_unlock(store);
     }
     kvs_files_trim(store); /* at once: a queued close would wait behind hundreds of opens */
 }

@@ -26,6 +26,7 @@ struct kvs_fs_stat {
     uint64_t bytes;          /* length */
     uint64_t physical_bytes; /* st_blocks * 512 */
     int64_t mtime_s;
+    int64_t mtime_ns; /* of the second: tells whether a directory changed */
     int64_t atime_s;
     uint64_t inode;
     uint64_t device;
@@ -90,7 +91,8 @@ struct kvs_fs_calls {
     int (*stat_path)(struct kvs_fs *fs, int root_fd, const char *path, struct kvs_fs_stat *out);
     int (*list)(struct kvs_fs *fs, int root_fd, const char *path, kvs_fs_entry_fn entry, void *arg);
     int (*space)(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out);
-    int (*sync_directory)(struct kvs_fs *fs, int root_fd, const char *path);
+    /* All that was changed on the root's file system is on the medium, whoever changed it. */
+    int (*sync)(struct kvs_fs *fs, int root_fd);
     int (*sync_file)(struct kvs_fs *fs, int fd);
     /* Whole or an error: a short transfer at end of file is -ENODATA. Any alignment is accepted,
      * save that writes to an O_DIRECT fd (open_temp's) cover whole multiples of 4096. */

@@ -146,6 +146,7 @@ static void fill_stat(const struct stat *from, struct kvs_fs_stat *out)
         .bytes = (uint64_t)from->st_size,
         .physical_bytes = (uint64_t)from->st_blocks * 512,
         .mtime_s = from->st_mtim.tv_sec,
+        .mtime_ns = from->st_mtim.tv_nsec,
         .atime_s = from->st_atim.tv_sec,
         .inode = from->st_ino,
         .device = from->st_dev,
@@ -261,16 +262,10 @@ static int posix_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     return 0;
 }
 
-static int posix_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
+static int posix_sync(struct kvs_fs *fs, int root_fd)
 {
     (void)fs;
-    const int fd = open_directory(root_fd, path);
-    if (fd < 0) {
-        return fd;
-    }
-    const int rc = kvs_fs_posix_result(fsync(fd));
-    close(fd);
-    return rc;
+    return kvs_fs_posix_result(syncfs(root_fd));
 }
 
 static int posix_sync_file(struct kvs_fs *fs, int fd)
@@ -301,7 +296,7 @@ static const struct kvs_fs_calls posix_calls = {
     .stat_path = posix_stat_path,
     .list = posix_list,
     .space = posix_space,
-    .sync_directory = posix_sync_directory,
+    .sync = posix_sync,
     .sync_file = posix_sync_file,
     .read_at = kvs_fs_posix_read_at,
     .write_at = kvs_fs_posix_write_at,

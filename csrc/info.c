@@ -58,6 +58,7 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out)
     out->pool_bytes = kvs_arena_bytes(store->arena);
     out->pool_free_bytes = kvs_arena_free_bytes(store->arena);
     out->pool_cached_bytes = store->cached_bytes;
+    out->clock_step_s = store->wall.step_s;
     out->index_bytes = kvs_index_bytes(store->index);
     kvs_unlock(store);
 }
@@ -117,6 +118,8 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
     out->used_bytes = root->used_bytes;
     out->reserve_bytes = root->reserve_bytes;
     out->free_bytes = root->space.free_bytes;
+    out->quarantine_files = root->quarantine_files;
+    out->quarantine_bytes = root->quarantine_bytes;
     out->reads_in_flight_max = root->ops_in_flight_max;
     out->ops_in_flight = root->ops_in_flight;
     out->bytes_in_flight = root->bytes_in_flight;

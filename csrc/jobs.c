@@ -2,7 +2,8 @@
  * jobs.c: the file workers of a root. Everything of fs.h happens on them, several at a time,
  * because cold opens and last closes take 0.3 to 10 ms and must not sit on the I/O thread.
  *
- * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan).
+ * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan), slow ones
+ * (pace.c) come last.
  * Invariant: a job runs exactly once, also when the store is closing.
  */
 #include <errno.h>
@@ -52,11 +53,15 @@ static void *worker(void *argument)
         if (!job) {
             job = queue_take(&root->jobs, &root->jobs_tail);
         }
+        if (!job) {
+            job = kvs_slow_take_locked(root);
+        }
         if (job) {
             kvs_unlock(store);
             job->run(root, job->argument);
-            free(job);
             kvs_lock(store);
+            root->slow_running -= job->slow;
+            free(job);
             pthread_cond_broadcast(&store->changed);
         } else if (root->workers_stop) {
             break; /* asked to stop, and nothing is left to do */
@@ -72,6 +77,7 @@ int kvs_jobs_start(struct kvs_root *root)
 {
     root->jobs_tail = &root->jobs;
     root->urgent_tail = &root->urgent_jobs;
+    root->slow_tail = &root->slow_jobs;
     for (uint32_t i = 0; i < KVS_FILE_WORKERS; i++) {
         int error = pthread_create(&root->workers[i], NULL, worker, root);
         if (error) {

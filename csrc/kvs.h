@@ -165,9 +165,13 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
              struct kvs_ticket **out);
 /* 1: resident, 0: not (or not known yet). */
 int kvs_contains(struct kvs_cache *cache, const struct kvs_key *key);
-/* Forgets every extent that holds the key. Ticket result: extents dropped, or a negative errno when
- * a file could not be unlinked: it is not served, but may be found again after a restart. */
+/* Forgets every extent that holds the key; a peer: those it has met. Ticket result: extents
+ * dropped, or a negative errno when a file could not be unlinked or a root not be looked through:
+ * nothing that is known to hold the key is served, but it may be found again. */
 int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ticket **out);
+
+/* Why a block that is not here left, and when (seconds since 1970); ABSENT: not known. */
+enum kvs_reason kvs_removed(struct kvs_cache *cache, const struct kvs_key *key, int64_t *when_s);
 
 /* ----------------------------------------------------------------------------------- leases */
 
@@ -293,9 +297,8 @@ void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out);
 /* Abandons what was not committed. Sources stay the caller's duty until their tickets are done. */
 void kvs_writer_close(struct kvs_writer *writer);
 
-/* fsync of every directory that got a name since the last flush: with direct I/O the cells are on
- * the device already, and where O_DIRECT is refused each file was synced before it got its name.
- * Ticket result: 0 or -errno. */
+/* What is resident now survives a power cut, whoever put it: syncs the file system of each root,
+ * and with it what other programs wrote there. Ticket result: 0 or -errno. */
 int kvs_flush(struct kvs_store *store, struct kvs_ticket **out);
 
 /* What a store says of itself: counters, roots, pool. */

@@ -13,6 +13,9 @@ struct kvs_stats {
     uint64_t loads, loads_short, disk_bytes, ram_bytes, reads;
     uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks, published_extents;
     uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents;
+    uint64_t quarantine_deleted; /* files beyond its bound */
+    uint64_t clock_steps; /* of the wall clock, by more than an hour */
+    int64_t clock_step_s; /* one that is not followed yet; 0: none */
     uint64_t scrub_bytes, scrub_extents, scrub_damaged, scrub_passes;
     uint64_t evicted_before_ttl[KVS_CLASSES_MAX], evicted_age_s_sum[KVS_CLASSES_MAX];
     uint64_t removed_in_class[KVS_CLASSES_MAX];
@@ -54,6 +57,7 @@ struct kvs_root_info {
     uint32_t lost;           /* bits of enum kvs_fs_lost */
     uint32_t io_depth;
     uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes;
+    uint64_t quarantine_files, quarantine_bytes; /* the bytes are part of used_bytes */
     uint64_t reads_in_flight_max;
     uint64_t ops_in_flight, bytes_in_flight, reads_queued, read_bytes_queued;
     uint64_t device_read_bytes, device_written_bytes, device_errors; /* but headers read */

@@ -63,7 +63,11 @@ static int leave_now(struct kvs_root *root, struct kvs_extent *extent)
         extent->leaving = (uint8_t)(error ? how : KVS_LEAVING_NOT);
         if (!error) {
             kvs_list_remove(&extent->lru);
-            root->space.free_bytes += how == KVS_LEAVING_UNLINK ? extent->physical_bytes : 0;
+            if (how == KVS_LEAVING_UNLINK) {
+                int read = extent->file && extent->file->refs > 0; /* its last close is charged */
+                root->space.free_bytes += extent->physical_bytes;
+                kvs_pace_charge_locked(root, read ? 0 : extent->physical_bytes);
+            }
         }
         pthread_cond_broadcast(&store->changed);
     }

@@ -102,8 +102,7 @@ static int renewed_elsewhere(struct kvs_store *store, struct kvs_extent *extent)
     return good;
 }
 
-/* One step of a walk: the file named by the key, on any root in rendezvous order. */
-static int walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struct kvs_key *key)
+int kvs_walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struct kvs_key *key)
 {
     uint8_t order[KVS_ROOTS_MAX], position;
     kvs_lock(store);
@@ -140,7 +139,7 @@ static void probe_job(struct kvs_root *root, void *argument)
     uint32_t at;
     while ((at = atomic_fetch_add(&probe->next, 1)) < probe->count) {
         /* The first name that is missing ends the chain for all of them. */
-        if (!walk_step(root->store, probe->ns, &probe->keys[at])) {
+        if (!kvs_walk_step(root->store, probe->ns, &probe->keys[at])) {
             atomic_store(&probe->next, probe->count);
         }
     }
@@ -187,7 +186,7 @@ uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct 
     kvs_lock(store);
     uint64_t known = kvs_match_locked(store, ns, keys, count, &reason);
     kvs_unlock(store);
-    if (known < count && walk_step(store, ns, &keys[known])) {
+    if (known < count && kvs_walk_step(store, ns, &keys[known])) {
         probes_start(root, ns, keys, known, count);
     }
     for (uint64_t steps = 0; steps <= count; steps++) {
@@ -198,7 +197,7 @@ uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct 
         if (at == count || closing) {
             return at;
         }
-        if (!walk_step(store, ns, &keys[at])) {
+        if (!kvs_walk_step(store, ns, &keys[at])) {
             kvs_lock(store);
             kvs_absent_note_locked(store, kvs_tag(ns, &keys[at]));
             kvs_unlock(store);
@@ -257,130 +256,4 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
     kvs_unlock(store);
     *out = ticket;
     return 0;
-}
-
-/* ---- delete ---- */
-
-static struct kvs_extent *holder_locked(struct kvs_store *store, struct kvs_namespace *ns,
-                                        const struct kvs_key *key)
-{
-    struct kvs_index_cursor cursor = {0};
-    while (kvs_index_find(store->index, kvs_tag(ns, key), &cursor)) {
-        if (store->extents[cursor.extent]->ns == ns) {
-            return store->extents[cursor.extent];
-        }
-    }
-    return NULL;
-}
-
-/* Every extent that holds the key, also where it is not served under its name; files go at once. */
-static int64_t forget_all(struct kvs_store *store, struct kvs_namespace *ns,
-                          const struct kvs_key *key)
-{
-    int64_t dropped = 0;
-    int error = 0;
-    kvs_lock(store);
-    struct kvs_extent *extent = holder_locked(store, ns, key);
-    while (extent) {
-        struct kvs_root *root = &store->roots[extent->root];
-        kvs_leave_locked(store, extent, KVS_REASON_DELETED);
-        store->stats.deleted_extents++;
-        dropped++;
-        kvs_unlock(store);
-        int left = kvs_leave(root, extent);
-        error = error ? error : left;
-        kvs_lock(store);
-        extent = holder_locked(store, ns, key);
-    }
-    kvs_unlock(store);
-    return error ? error : dropped;
-}
-
-struct kvs_delete {
-    struct kvs_delete *next; /* in store->deletes, until the scans are over */
-    struct kvs_namespace *ns;
-    struct kvs_ticket *ticket;
-    int64_t dropped; /* extents, or a negative errno: a file could not be unlinked */
-    struct kvs_key key;
-};
-
-static int warming_locked(const struct kvs_store *store)
-{
-    for (uint32_t i = 0; i < store->root_count; i++) {
-        if (store->roots[i].warming) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-/* A name may exist that the index has not met: adopt it first, then drop all that hold the key.
- * A scan may still come to a file that holds it under another name, so it has to end first. */
-static void delete_job(struct kvs_root *root, void *argument)
-{
-    struct kvs_delete *delete = argument;
-    struct kvs_store *store = root->store;
-    kvs_lock(store);
-    int too_early = warming_locked(store);
-    kvs_unlock(store);
-    walk_step(store, delete->ns, &delete->key);
-    int64_t dropped = forget_all(store, delete->ns, &delete->key);
-    delete->dropped = dropped < 0 || delete->dropped < 0 ? (dropped < 0 ? dropped : delete->dropped)
-                                                         : delete->dropped + dropped;
-    kvs_lock(store);
-    if (too_early) {
-        delete->next = store->deletes;
-        store->deletes = delete;
-        kvs_deletes_resume_locked(store);
-        kvs_unlock(store);
-        return;
-    }
-    kvs_ticket_finish_locked(delete->ticket, delete->dropped);
-    kvs_ticket_drop_locked(delete->ticket);
-    kvs_unlock(store);
-    free(delete);
-}
-
-void kvs_deletes_resume_locked(struct kvs_store *store)
-{
-    while (store->deletes && (store->closing || !warming_locked(store))) {
-        struct kvs_delete *delete = store->deletes;
-        store->deletes = delete->next;
-        int error = store->closing ? -ESHUTDOWN /* the workers of this root may have left */
-                                   : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);
-        if (error) {
-            kvs_ticket_finish_locked(delete->ticket, error);
-            kvs_ticket_drop_locked(delete->ticket);
-            free(delete);
-        }
-    }
-}
-
-int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ticket **out)
-{
-    struct kvs_store *store = cache->store;
-    int error = kvs_store_check(store);
-    if (error) {
-        return error;
-    }
-    struct kvs_delete *delete = calloc(1, sizeof(*delete));
-    struct kvs_ticket *ticket = delete ? kvs_ticket_open(store, 2) : NULL;
-    if (!ticket) {
-        free(delete);
-        return -ENOMEM;
-    }
-    *delete = (struct kvs_delete){NULL, cache->ns, ticket, 0, *key};
-    kvs_lock(store);
-    error =
-        store->closing ? -ESHUTDOWN : kvs_job_add_locked(&store->roots[0], delete_job, delete, 0);
-    if (error) {
-        kvs_ticket_drop_locked(ticket);
-        kvs_ticket_drop_locked(ticket);
-        free(delete);
-    }
-    kvs_unlock(store);
-    if (!error) {
-        *out = ticket;
-    }
-    return error;
 }

@@ -68,6 +68,9 @@ int kvs_namespace_add_locked(struct kvs_store *store, const char *name, struct k
 
 void kvs_namespace_free(struct kvs_namespace *ns)
 {
+    for (uint32_t i = 0; i < KVS_ROOTS_MAX; i++) {
+        free(ns->seen[i]);
+    }
     free(ns->cell_bytes);
     free(ns->part_counts);
     free(ns->part_first);

@@ -41,7 +41,7 @@ static int header_write(struct kvs_root *root, struct kvs_writer *writer,
             header->parent = writer->keys[made->first - 1];
         }
         memcpy(header->class_name, class->name, sizeof(header->class_name));
-        header->created_s = store->clock->wall_s(store->clock);
+        header->created_s = kvs_store_now_s(store);
         header->ttl_s = class->ttl_s;
         memcpy(header->keys, &writer->keys[made->first], made->count * sizeof(header->keys[0]));
         for (uint32_t layer = 0; layer < ns->layer_count; layer++) {
@@ -144,16 +144,6 @@ static void adopted_replace_locked(struct kvs_root *root, struct kvs_extent *our
     kvs_extent_forget_locked(store, adopted, KVS_REASON_NONE);
 }
 
-/* From now on a flush has to sync the name's directory. */
-static void name_owed_locked(struct kvs_root *root, struct kvs_namespace *ns,
-                             const struct kvs_key *key)
-{
-    char path[KVS_PATH_BYTES];
-    uint32_t bucket;
-    kvs_bucket_of(ns, key, path, &bucket);
-    ns->bucket_dirty[root->number][bucket / 8] |= (uint8_t)(1u << (bucket % 8));
-}
-
 static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent *made,
                              uint32_t named, const struct kvs_fs_stat *stat)
 {
@@ -175,7 +165,6 @@ static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent
     kvs_room_refund_locked(root, made->charged_bytes);
     made->charged_bytes = 0;
     made->state = KVS_MADE_PUBLISHED;
-    name_owed_locked(root, writer->ns, &extent->name);
     adopted_replace_locked(root, extent);
     writer->stats.extents++;
     store->stats.published_extents++;
@@ -199,6 +188,7 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     root->device_written_bytes += error ? 0 : made->header_bytes;
     extent->last_use_s = extent->written_use_s = kvs_store_now_s(store);
     extent->valid_until_s = extent->last_use_s + store->classes[writer->class_number].ttl_s;
+    extent->times_ours = 1;
     kvs_unlock(store);
     if (!error) {
         error = fs->calls->set_times(fs, made->temp.fd, extent->last_use_s, extent->valid_until_s);
@@ -208,7 +198,7 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     }
     uint32_t lost = root->lost | __atomic_load_n(&fs->lost, __ATOMIC_RELAXED);
     if (!error && lost & KVS_FS_LOST_DIRECT) {
-        /* Through the page cache a later flush() of directories would not be enough. */
+        /* Not every file system without it passes a later flush() on to where its data goes. */
         error = fs->calls->sync_file(fs, made->temp.fd);
     }
     enum naming naming = error ? FAILED : name_take(root, writer, made, &named);

@@ -1,9 +1,13 @@
 /*
  * quarantine.c: files that failed their checks are renamed aside, so that a person can look at them
- * and a new put can take their name. Bounded: beyond the limit the oldest is deleted; what cannot
- * be moved is deleted at once.
+ * and a new put can take their name. What cannot be moved is deleted at once.
  *
- * Runs on file workers. Only the owner moves files; a peer just stops serving the extent.
+ * Bounded: 64 entries and a hundredth of the capacity, the newest file excepted; beyond that the
+ * oldest file is deleted (a directory is a person's, and stays). Their bytes are charged to the
+ * root like those of extents.
+ *
+ * Runs on file workers. Only the owner moves files; a peer just stops serving the extent. Whoever
+ * else adds or removes files: the next count (at each look of scan.c) sees it.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -13,65 +17,77 @@
 
 #include "store.h"
 
-enum { FILES_MAX = 64, TIME_DIGITS = 12 };
+enum { FILES_MAX = 64, SHARE = 100, TIME_DIGITS = 12, NAME_MAX_BYTES = KVS_PATH_BYTES - 16 };
 
-/* What lies there: how many entries, and the oldest that can be deleted (a directory is a person's,
- * and stays). */
-struct shelf {
-    uint32_t count;
+struct tally {
+    struct kvs_root *root;
+    uint32_t entries, files;
+    uint64_t bytes, next_sequence;
     char oldest[KVS_PATH_BYTES];
 };
 
-static int look_at_one(void *argument, const char *name, uint8_t is_directory)
+static int tally_one(void *argument, const char *name, uint8_t is_directory)
 {
-    struct shelf *shelf = argument;
-    shelf->count++;
-    if (!is_directory && strlen(name) < sizeof(shelf->oldest) - 16 &&
-        (shelf->oldest[0] == 0 || strcmp(name, shelf->oldest) < 0)) {
-        strcpy(shelf->oldest, name);
+    struct tally *tally = argument;
+    struct kvs_fs *fs = tally->root->store->fs;
+    char path[KVS_PATH_BYTES];
+    struct kvs_fs_stat stat;
+    tally->entries++;
+    if (is_directory || strlen(name) >= NAME_MAX_BYTES) {
+        return 0;
     }
-    return 0;
-}
-
-/* Room for one more. -ENOSPC: it is full of what is not ours to delete. */
-static int trim(struct kvs_root *root)
-{
-    struct kvs_fs *fs = root->store->fs;
-    for (int i = 0; i < 2 * FILES_MAX; i++) {
-        struct shelf shelf = {0};
-        char path[KVS_PATH_BYTES + 16];
-        int error = fs->calls->list(fs, root->fd, "quarantine", look_at_one, &shelf);
-        if (error < 0 || shelf.count < FILES_MAX) {
-            return error;
-        }
-        snprintf(path, sizeof(path), "quarantine/%s", shelf.oldest);
-        error = shelf.oldest[0] ? fs->calls->unlink(fs, root->fd, path) : -ENOSPC;
-        if (error < 0 && error != -ENOENT) {
-            return error;
-        }
+    snprintf(path, sizeof(path), "quarantine/%s", name);
+    if (fs->calls->stat_path(fs, tally->root->fd, path, &stat) < 0) {
+        return 0;
     }
-    return -ENOSPC;
-}
-
-static int count_one(void *argument, const char *name, uint8_t is_directory)
-{
-    struct kvs_root *root = argument;
-    (void)is_directory;
-    root->quarantine_count++;
+    tally->files++;
+    tally->bytes += stat.physical_bytes;
+    if (!tally->oldest[0] || strcmp(path, tally->oldest) < 0) {
+        strcpy(tally->oldest, path);
+    }
     if (strlen(name) > TIME_DIGITS + 1) {
         uint64_t next = strtoull(name + TIME_DIGITS + 1, NULL, 10) + 1;
-        root->quarantine_sequence =
-            next > root->quarantine_sequence ? next : root->quarantine_sequence;
+        tally->next_sequence = next > tally->next_sequence ? next : tally->next_sequence;
     }
     return 0;
 }
 
-/* What earlier lives left; the owner, before its first own move. */
+static void tally_take(struct kvs_root *root, struct tally *tally)
+{
+    struct kvs_fs *fs = root->store->fs;
+    *tally = (struct tally){.root = root};
+    fs->calls->list(fs, root->fd, "quarantine", tally_one, tally);
+    kvs_lock(root->store);
+    root->used_bytes += tally->bytes;
+    kvs_room_refund_locked(root, root->quarantine_bytes);
+    root->quarantine_bytes = tally->bytes;
+    root->quarantine_files = tally->files;
+    if (tally->next_sequence > root->quarantine_sequence) {
+        root->quarantine_sequence = tally->next_sequence;
+    }
+    kvs_unlock(root->store);
+}
+
+static int over(const struct kvs_root *root, const struct tally *tally)
+{
+    return tally->entries > FILES_MAX ||
+           (tally->files > 1 && tally->bytes > root->capacity_bytes / SHARE);
+}
+
 void kvs_quarantine_count(struct kvs_root *root)
 {
     struct kvs_fs *fs = root->store->fs;
-    root->quarantine_count = 0;
-    fs->calls->list(fs, root->fd, "quarantine", count_one, root);
+    struct tally tally;
+    tally_take(root, &tally);
+    while (over(root, &tally)) {
+        if (!tally.oldest[0] || fs->calls->unlink(fs, root->fd, tally.oldest) < 0) {
+            break;
+        }
+        tally_take(root, &tally);
+        kvs_lock(root->store);
+        root->store->stats.quarantine_deleted++;
+        kvs_unlock(root->store);
+    }
 }
 
 static int directory_make(struct kvs_root *root)
@@ -92,19 +108,24 @@ static int move(struct kvs_root *root, const char *path)
     struct kvs_fs *fs = store->fs;
     char target[KVS_PATH_BYTES];
     const char *name = strrchr(path, '/');
+    struct tally tally;
     int error = directory_make(root);
     if (error < 0) {
         return error;
     }
+    tally_take(root, &tally);
+    if (tally.entries >= FILES_MAX && !tally.oldest[0]) {
+        return -ENOSPC; /* full of what is not ours to delete */
+    }
     kvs_lock(store);
     uint64_t sequence = root->quarantine_sequence++;
-    int full = root->quarantine_count >= FILES_MAX;
-    root->quarantine_count += !full;
+    int64_t now_s = kvs_store_now_s(store);
     kvs_unlock(store);
-    snprintf(target, sizeof(target), "quarantine/%012" PRId64 "-%06" PRIu64 "-%.70s",
-             store->clock->wall_s(store->clock), sequence % 1000000, name ? name + 1 : path);
-    error = full ? trim(root) : 0;
-    return error ? error : fs->calls->rename(fs, root->fd, path, target);
+    snprintf(target, sizeof(target), "quarantine/%012" PRId64 "-%06" PRIu64 "-%.70s", now_s,
+             sequence % 1000000, name ? name + 1 : path);
+    error = fs->calls->rename(fs, root->fd, path, target);
+    kvs_quarantine_count(root);
+    return error;
 }
 
 void kvs_judge_begin(struct kvs_root *root)

@@ -211,7 +211,7 @@ int kvs_replay_request(struct kvs_replay *replay, int64_t now_ns, const struct k
     }
     memset(out, 0, sizeof(*out));
     replay->now_ns = now_ns > replay->now_ns ? now_ns : replay->now_ns;
-    while (kvs_extent_expired_locked(root, kvs_store_now_s(store)) && kvs_evict_one(root, 1) == 0) {
+    while (kvs_expiry_first_locked(root, kvs_store_now_s(store)) && kvs_evict_one(root, 1) == 0) {
     }
     kvs_match(&cache, keys, count, &match);
     out->hit_blocks = match.blocks;

@@ -121,6 +121,7 @@ int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes
     root->warming = 1;
     kvs_unlock(root->store);
     kvs_quarantine_count(root);
+    kvs_removed_load(root);
     return 0;
 }
 
@@ -281,7 +282,6 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
         kvs_lock(root->store);
         error = kvs_job_add_locked(root, kvs_scan_job, NULL, 0);
         kvs_unlock(root->store);
-        kvs_removed_load(root);
     }
     return error;
 }
@@ -316,6 +316,8 @@ void kvs_root_close(struct kvs_root *root)
     }
     root->fd = root->lock_fd = -1;
     root->is_owner = 0;
+    free(root->removals);
+    root->removals = NULL;
     free(root->slots);
     root->slots = root->free_slot = NULL;
 }

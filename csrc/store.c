@@ -1,5 +1,5 @@
 /*
- * store.c: opening and closing: memory, roots, threads, in order; and the two clocks of a store.
+ * store.c: opening and closing: memory, roots, threads, in order.
  *
  * Close, in this order: no new work (closing 1), loads end, writers end or finish their commit, I/O
  * drains and its threads leave (closing 2), times are written, file workers run dry, engines and
@@ -37,18 +37,6 @@ int kvs_store_check(const struct kvs_store *store)
         return -ECHILD;
     }
     return atomic_load(&store->is_closing) ? -ESHUTDOWN : 0;
-}
-
-/* ---- time ---- */
-
-int64_t kvs_store_now_ns(struct kvs_store *store)
-{
-    return store->clock->boot_ns(store->clock);
-}
-
-int64_t kvs_store_now_s(struct kvs_store *store)
-{
-    return store->opened_wall_s + (kvs_store_now_ns(store) - store->opened_boot_ns) / KVS_NS_PER_S;
 }
 
 /* ---- references ---- */
@@ -174,8 +162,7 @@ int kvs_store_new(const struct kvs_options *options, struct kvs_store **out)
     store->min_age_s = options->min_age_s < 0 ? 60 : options->min_age_s;
     memcpy(store->classes, options->classes, options->class_count * sizeof(store->classes[0]));
     store->clock = options->clock ? options->clock : &real_clock;
-    store->opened_boot_ns = kvs_store_now_ns(store);
-    store->opened_wall_s = store->clock->wall_s(store->clock);
+    kvs_wall_open(store);
     store->puts_tail = &store->puts;
     kvs_list_init(&store->cached);
     kvs_list_init(&store->files);

@@ -29,9 +29,6 @@ int kvs_store_new(const struct kvs_options *options, struct kvs_store **out);
 void kvs_store_hold(struct kvs_store *store);
 void kvs_store_drop(struct kvs_store *store);
 int kvs_store_check(const struct kvs_store *store); /* 0, -ESHUTDOWN or -ECHILD */
-int64_t kvs_store_now_ns(struct kvs_store *store);
-/* Wall seconds that advance by the boot clock only: a stepped clock cannot expire a cache. */
-int64_t kvs_store_now_s(struct kvs_store *store);
 /* now + timeout, also for time-outs that mean "never". */
 static inline int64_t kvs_later(int64_t now_ns, int64_t timeout_ns)
 {
@@ -45,6 +42,14 @@ static inline void kvs_unlock(struct kvs_store *store)
 {
     pthread_mutex_unlock(&store->lock);
 }
+
+/* ---- wall.c ---- */
+void kvs_wall_open(struct kvs_store *store);
+int64_t kvs_store_now_ns(struct kvs_store *store);
+/* Wall seconds as the store believes them: a stepped clock cannot expire a cache. */
+int64_t kvs_store_now_s(struct kvs_store *store);
+/* Follows the wall clock, or names a step of it. */
+void kvs_wall_round_locked(struct kvs_store *store, int64_t now_ns);
 
 /* ---- ticket.c ---- */
 struct kvs_ticket *kvs_ticket_open(struct kvs_store *store, int refs); /* NULL: no memory */
@@ -87,18 +92,27 @@ void kvs_extent_touch_locked(struct kvs_store *store, struct kvs_extent *extent,
 /* The same for a chain, tail first, root last. */
 void kvs_chain_touch_locked(struct kvs_store *store, struct kvs_namespace *ns,
                             const struct kvs_key *keys, uint64_t count, int retention);
-struct kvs_extent *kvs_extent_expired_locked(struct kvs_root *root, int64_t now_s);
 int kvs_extent_order_by_use_locked(struct kvs_root *root); /* after a scan */
 void kvs_extents_free(struct kvs_store *store);
 
+/* ---- expiry.c: when they end ---- */
+int kvs_expiry_add_locked(struct kvs_root *root, struct kvs_extent *extent);
+void kvs_expiry_remove_locked(struct kvs_root *root, struct kvs_extent *extent);
+/* An extent that has expired, or NULL. */
+struct kvs_extent *kvs_expiry_first_locked(struct kvs_root *root, int64_t now_s);
+/* The store's wall clock was put right by so much. */
+void kvs_expiry_follow_locked(struct kvs_root *root, int64_t by_s);
+void kvs_expire_locked(struct kvs_root *root);
+
 /* ---- removed.c: why a key is not there ---- */
 int kvs_removed_open(struct kvs_store *store); /* freed with the store */
-void kvs_removed_note_locked(struct kvs_store *store, uint64_t tag, enum kvs_reason reason);
+void kvs_removed_note_locked(struct kvs_root *root, uint64_t tag, enum kvs_reason reason);
 enum kvs_reason kvs_removed_reason_locked(struct kvs_store *store, uint64_t tag);
-void kvs_removed_clear_locked(struct kvs_store *store, uint64_t tag);
+void kvs_removed_clear_locked(struct kvs_root *root, uint64_t tag); /* the block is back */
 /* The newest reasons of a root outlive it in <root>/removed.ring. Owner only, no lock held. */
 void kvs_removed_save(struct kvs_root *root);
 void kvs_removed_load(struct kvs_root *root);
+void kvs_removed_round_locked(struct kvs_root *root, int64_t now_ns); /* saves now and then */
 void kvs_absent_note_locked(struct kvs_store *store, uint64_t tag);
 int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag);
 
@@ -137,6 +151,10 @@ int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
 /* Closes files beyond the cache's limit; file workers only. */
 void kvs_files_trim(struct kvs_store *store);
 
+/* ---- unnamed.c ---- */
+/* File workers: lets go of open files that another process unlinked. */
+void kvs_unnamed_forget(struct kvs_root *root);
+
 /* ---- root.c, probe.c and jobs.c ---- */
 /* The next root of the store, with nothing open. */
 struct kvs_root *kvs_root_add(struct kvs_store *store);
@@ -159,12 +177,24 @@ void kvs_jobs_stop(struct kvs_root *root);
 void kvs_root_wake(struct kvs_root *root);
 void kvs_wake_all(struct kvs_store *store);
 
-/* ---- adopt.c ---- */
+/* ---- pace.c ---- */
+/* A job for when the pace allows it: gives `bytes` back to the file system. */
+int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
+                            void *argument, uint64_t bytes);
+struct kvs_job *kvs_slow_take_locked(struct kvs_root *root);
+/* File workers: runs one slow job at once; 0: there is none. */
+int kvs_slow_hurry(struct kvs_root *root);
+/* Whether more may be unlinked now; what was unlinked. */
+int kvs_pace_free_locked(const struct kvs_root *root);
+void kvs_pace_charge_locked(struct kvs_root *root, uint64_t bytes);
+void kvs_pace_round_locked(struct kvs_root *root); /* slow jobs go on when they may */
+
+/* ---- scan.c ---- */
 void kvs_scan_job(struct kvs_root *root, void *argument);
-void kvs_rescan_job(struct kvs_root *root, void *argument);
-/* What a file's times say of its last use; never later than now. */
-int64_t kvs_last_use_s(const struct kvs_root *root, const struct kvs_extent *extent,
-                       const struct kvs_fs_stat *stat);
+/* A rescan begins, unless a look is queued or running. */
+void kvs_look_soon_locked(struct kvs_root *root);
+
+/* ---- adopt.c ---- */
 /* The owner: moves what the name leads to aside, if it is still refused. 0: the name is free, or
  * leads to something else now. */
 int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name);
@@ -176,11 +206,15 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
 /* ---- match.c ---- */
 uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
                           const struct kvs_key *keys, uint64_t count, enum kvs_reason *reason);
-/* When a scan ended: deletes that came before finish. */
-void kvs_deletes_resume_locked(struct kvs_store *store);
+/* One step of a walk, file workers only: the file named by the key, on any root. 1: it is good. */
+int kvs_walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struct kvs_key *key);
 /* Walks names from block `from` on; file workers only. Returns blocks known resident. */
 uint64_t kvs_walk(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *keys,
                   uint64_t count);
+
+/* ---- delete.c ---- */
+/* When a look has ended: deletes that waited for it go on. */
+void kvs_deletes_resume_locked(struct kvs_store *store);
 
 /* ---- lease.c ---- */
 int kvs_pins_add_locked(struct kvs_pins *pins, struct kvs_extent *extent); /* 0 or -ENOMEM */
@@ -260,10 +294,12 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 /* File workers: makes `bytes` fit the budget and charges them. 0, or -ENOSPC. */
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
+/* File workers: frees some bytes: what is paced (pace.c), else one extent. 0, or -ENOSPC. */
 int kvs_evict_one(struct kvs_root *root, int force);
-/* Later times that another process wrote to the file; file workers only. */
-void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
-void kvs_expire_locked(struct kvs_root *root);
+/* File workers: evicts until the budget holds, after others' extents were adopted. */
+void kvs_room_restore(struct kvs_root *root);
+void kvs_count_removed_locked(struct kvs_store *store, const struct kvs_extent *extent,
+                              enum kvs_reason reason);
 
 /* ---- leave.c ---- */
 /* Forgets a live extent. kvs_leave must follow; if it cannot be queued, the file stays until
@@ -281,8 +317,16 @@ void kvs_name_clear(struct kvs_root *root, const struct kvs_namespace *ns,
 /* ---- keeper.c ---- */
 void *kvs_keeper_thread(void *store);
 void kvs_keeper_round(struct kvs_store *store);
+
+/* ---- times.c ---- */
+void kvs_times_take_locked(const struct kvs_root *root, struct kvs_extent *extent,
+                           const struct kvs_fs_stat *stat);
+/* Later times that another process wrote to the file; file workers only. */
+void kvs_times_refresh(struct kvs_root *root, struct kvs_extent *extent);
+void kvs_times_follow_locked(struct kvs_store *store, struct kvs_extent *extent, int64_t by_s);
 void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
-void kvs_times_job(struct kvs_root *root, void *extent);
+/* Jobs for what changed long enough ago, or for all. */
+void kvs_times_write_back_locked(struct kvs_root *root, int64_t now_ns, int all);
 void kvs_times_flush_all(struct kvs_store *store);
 
 /* ---- scrub.c ---- */

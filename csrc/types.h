@@ -60,7 +60,7 @@ struct kvs_namespace {
     uint64_t largest_cell;
     char *description;
     uint8_t bucket_made[KVS_ROOTS_MAX][KVS_BUCKETS / 8];
-    uint8_t bucket_dirty[KVS_ROOTS_MAX][KVS_BUCKETS / 8]; /* names since the last flush */
+    struct kvs_seen *seen[KVS_ROOTS_MAX]; /* scan.c: buckets as they were at the last look */
 };
 
 struct kvs_cache {
@@ -86,12 +86,15 @@ struct kvs_extent {
     uint64_t start; /* absolute number of block 0 of the file, or unknown */
     uint64_t physical_bytes; /* charged to the root */
     int64_t valid_until_s, last_use_s, written_use_s, created_s;
+    int64_t disk_until_s; /* as read, not clamped; unless times_ours */
     int64_t dirty_since_ns;
     int64_t expiry_key_s; /* as in the heap; valid_until_s may have grown since */
     uint32_t number, root, pins;
     uint32_t expiry_slot; /* place in the heap + 1; 0: not in it */
     uint8_t state, class_number, block_count, named;
     uint8_t opening;
+    uint8_t times_ours;  /* set or renewed in this life; else read from disk */
+    uint8_t times_wrong; /* on disk, of our doing: by a clock that was ahead */
     uint8_t leaving; /* enum kvs_leaving */
     uint8_t leave_failed;
     uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
@@ -142,6 +145,8 @@ struct kvs_job {
     struct kvs_job *next;
     void (*run)(struct kvs_root *root, void *argument);
     void *argument;
+    int slow; /* pace.c */
+    uint64_t bytes; /* of slow ones: given back to the file system */
 };
 
 /* ---- roots ---- */
@@ -185,16 +190,28 @@ struct kvs_root {
     struct kvs_extent **expiry; /* min-heap by expiry_key_s */
     uint32_t expiry_count, expiry_room;
     int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
-    int64_t rescan_from_s;
-    int rescanning;
+    uint64_t looks_begun, looks_ended; /* scans and rescans, one at a time */
+    int rescanning, look_error;
     int expiring;
+    int64_t expiry_ns; /* expiry.c: when the minute began, what it has unlinked and may */
+    uint64_t expiry_bytes, expiry_bytes_max;
+    struct kvs_job *slow_jobs, **slow_tail; /* pace.c */
+    int slow_running;
+    int64_t pace_ns; /* bytes unlinked so far are paid for by then */
     struct kvs_scrub *scrub; /* scrub.c; NULL: not asked for */
-    uint32_t quarantine_count;
+    struct kvs_removals *removals; /* removed.c; NULL: not the owner */
+    uint32_t quarantine_files;
+    uint64_t quarantine_bytes, quarantine_sequence;
     uint32_t judging; /* a worker judges what a name leads to, and may move it aside */
-    uint64_t quarantine_sequence;
 };
 
 /* ---- the store ---- */
+
+struct kvs_wall { /* wall.c */
+    int64_t opened_boot_ns, opened_wall_s;
+    _Atomic int64_t followed_s; /* steps of the wall clock since */
+    int64_t step_s, step_ns; /* a step that is not believed yet, and since when; 0: none */
+};
 
 struct kvs_removed; /* root_files.h */
 struct kvs_absent;
@@ -209,7 +226,7 @@ struct kvs_store {
     struct kvs_fs *fs;
     int owns_fs;
     struct kvs_clock *clock;
-    int64_t opened_boot_ns, opened_wall_s;
+    struct kvs_wall wall;
     struct kvs_root roots[KVS_ROOTS_MAX];
     uint32_t root_count;
     enum kvs_role role;
@@ -235,7 +252,6 @@ struct kvs_store {
     uint64_t reserved_total;
     pthread_t copier, keeper;
     int copier_running, keeper_running;
-    int flushing;
     uint32_t put_count;
     struct kvs_put *puts, **puts_tail;
     pthread_cond_t put_ready, keeper_wake;
@@ -243,7 +259,7 @@ struct kvs_store {
     uint32_t births; /* create jobs queued or running */
     struct kvs_removed *removed;
     struct kvs_absent *absent;
-    struct kvs_delete *deletes; /* wait for the scans to end */
+    struct kvs_delete *deletes; /* wait for looks to end */
     struct kvs_stats stats;
     struct kvs_latency latencies[KVS_STAGE_COUNT];
 };

@@ -570,6 +570,13 @@ cdef class Cache(Handle):
         one_key(key)
         return check(kvs_contains(self.open_handle(), keys_at(key)), "contains") == 1
 
+    def removed(self, bytes key not None):
+        """(reason, seconds since 1970), or None."""
+        cdef int64_t when_s = 0
+        one_key(key)
+        cdef kvs_reason reason = kvs_removed(self.open_handle(), keys_at(key), &when_s)
+        return (reason_of(reason), when_s) if when_s else None
+
     def delete(self, bytes key not None):
         cdef kvs_ticket *ticket = NULL
         one_key(key)
@@ -819,15 +826,27 @@ cdef class VirtualClock(Handle):
         kvs_virtual_clock_step_wall(self.handle, seconds)
 
 
-@cython.no_gc_clear  # its clock must not go before it
+cdef class History:
+    cdef kvs_history *handle
+
+    def __cinit__(self, bytes path not None):
+        check(kvs_history_open(PyBytes_AS_STRING(path), &self.handle), "opening a history")
+
+    def __dealloc__(self):
+        if self.handle is not NULL:
+            kvs_history_close(self.handle)
+
+
+@cython.no_gc_clear  # its clock and history must not go before it
 cdef class FaultEngine(Handle):
     """Belongs to the store it was given to, and ends with it; by itself when there was none."""
 
     cdef kvs_io_engine *handle
     cdef VirtualClock clock
+    cdef History history
 
     def __cinit__(self, VirtualClock clock not None, uint64_t bytes_per_second,
-                  int64_t latency_ns, unsigned int depth, bint auto_advance):
+                  int64_t latency_ns, unsigned int depth, bint auto_advance, History history):
         cdef kvs_fault_device device
         device.bytes_per_second = bytes_per_second
         device.latency_ns = latency_ns
@@ -835,6 +854,8 @@ cdef class FaultEngine(Handle):
         device.auto_advance = auto_advance
         check(kvs_io_fault_open(clock.handle, &device, &self.handle), "opening a fault engine")
         self.clock = clock
+        self.history = history
+        kvs_io_fault_set_history(self.handle, NULL if history is None else history.handle)
 
     def __dealloc__(self):
         # A store that took it refers to it for as long as it runs, and took the handle at its end.
@@ -886,13 +907,17 @@ cdef class FaultEngine(Handle):
         check(code, "settling")
 
 
+@cython.no_gc_clear  # its history must not go before it
 cdef class FaultFiles:
     cdef kvs_fs *inner
     cdef kvs_fs *handle
+    cdef History history
 
-    def __cinit__(self):
+    def __cinit__(self, History history):
         check(kvs_fs_posix_open(&self.inner), "opening the file system")
         check(kvs_fs_fault_open(self.inner, &self.handle), "opening the fault file system")
+        self.history = history
+        kvs_fs_fault_set_history(self.handle, NULL if history is None else history.handle)
 
     def __dealloc__(self):
         if self.handle is not NULL:

@@ -164,6 +164,8 @@ cdef extern from "kvs.h" nogil:
     int kvs_contains(kvs_cache *cache, const kvs_key *key)
     int kvs_delete(kvs_cache *cache, const kvs_key *key, kvs_ticket **out)
 
+    kvs_reason kvs_removed(kvs_cache *cache, const kvs_key *key, int64_t *when_s)
+
     struct kvs_lease:
         pass
 
@@ -259,6 +261,8 @@ cdef extern from "kvs.h" nogil:
         uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
         uint64_t published_extents
         uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents
+        uint64_t quarantine_deleted, clock_steps
+        int64_t clock_step_s
         uint64_t scrub_bytes, scrub_extents, scrub_damaged, scrub_passes
         uint64_t evicted_before_ttl[16]
         uint64_t evicted_age_s_sum[16]
@@ -268,8 +272,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t disk_tokens, ram_tokens
         uint64_t loads_running, loads_waiting
         uint64_t extents, blocks, leases, open_files, regions
-        uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes
-        uint64_t index_bytes
+        uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes, index_bytes
 
     void kvs_stats(kvs_store *store, kvs_stats_struct *out)
 
@@ -292,7 +295,7 @@ cdef extern from "kvs.h" nogil:
         uint32_t lost
         uint32_t io_depth
         uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes
-        uint64_t reads_in_flight_max
+        uint64_t quarantine_files, quarantine_bytes, reads_in_flight_max
         uint64_t ops_in_flight, bytes_in_flight, reads_queued, read_bytes_queued
         uint64_t device_read_bytes, device_written_bytes, device_errors
         uint64_t scrub_bytes_per_s

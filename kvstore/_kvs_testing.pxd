@@ -4,6 +4,13 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from kvstore._kvs cimport kvs_clock, kvs_engine_choice, kvs_fs, kvs_io_engine
 
+cdef extern from "testing/history.h" nogil:
+    struct kvs_history:
+        pass
+
+    int kvs_history_open(const char *path, kvs_history **out)
+    void kvs_history_close(kvs_history *history)
+
 cdef extern from "testing/io_fault.h" nogil:
     struct kvs_virtual_clock:
         pass
@@ -53,6 +60,7 @@ cdef extern from "testing/io_fault.h" nogil:
                               uint64_t max)
     int64_t kvs_io_fault_next_ns(kvs_io_engine *engine)
     int kvs_io_fault_settle(kvs_io_engine *engine, int timeout_ms)
+    void kvs_io_fault_set_history(kvs_io_engine *engine, kvs_history *history)
 
 cdef extern from "testing/fs_fault.h" nogil:
     enum kvs_fs_call:
@@ -70,6 +78,7 @@ cdef extern from "testing/fs_fault.h" nogil:
     void kvs_fs_fault_clear(kvs_fs *fs)
     uint64_t kvs_fs_fault_calls(kvs_fs *fs, kvs_fs_call call)
     void kvs_fs_fault_set_space(kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
+    void kvs_fs_fault_set_history(kvs_fs *fs, kvs_history *history)
     void kvs_fs_fault_set_poor(kvs_fs *fs, uint32_t poor)
     void kvs_fs_fault_set_direct_unit(kvs_fs *fs, int bytes)
 

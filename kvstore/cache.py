@@ -23,6 +23,7 @@ from kvstore.layout import Layout
 from kvstore.load import Load
 from kvstore.memory import rows_of
 from kvstore.pages import Pages
+from kvstore.removals import Removal
 from kvstore.tracing import Spans, note_hit
 from kvstore.units import parse_duration, timeout_ns
 from kvstore.writer import Writer
@@ -113,6 +114,11 @@ class Cache:
     def contains(self, key: bytes) -> bool:
         """Whether the block is known to be resident. Makes no system call."""
         return self.core.contains(key)
+
+    def removed(self, key: bytes) -> Removal | None:
+        """Why and when a block that is not resident left; None: not known. Makes no system call."""
+        found = self.core.removed(key)
+        return Removal(reason=found[0], time_s=found[1]) if found else None
 
     def _match(self, chain: Chain) -> Hit:
         _check_type(chain, Chain, "keys() or wrap()")

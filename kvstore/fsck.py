@@ -22,7 +22,7 @@ from kvstore.options import RETENTION
 from kvstore.units import parse_duration
 
 _LATE_S = 60  # clocks of two hosts may differ by so much
-_OURS = {"root.json", "removed.ring", "owner.lock", "lost+found"}
+_OURS = {"root.json", "removed.ring", "removed.ring.new", "owner.lock", "lost+found"}
 
 
 class NotAStore(OSError):

@@ -123,7 +123,7 @@ def _build_facts(at: Snapshot) -> Iterator[Sample]:
 
 def _fallbacks(at: Snapshot) -> Iterator[Sample]:
     """By what they are of: a path, or the word before the colon."""
-    counts = dict.fromkeys(["pool", "files", *(root.path for root in at.info.roots)], 0)
+    counts = dict.fromkeys(["pool", "files", "clock", *(root.path for root in at.info.roots)], 0)
     for text in at.info.fallbacks:
         roots = [root.path for root in at.info.roots if text.startswith(f"{root.path}: ")]
         where = max(roots, key=len, default=text.partition(":")[0])
@@ -188,6 +188,8 @@ METRICS = (
     # ---- removal
     _stats("kvstore_removed_extents_total", "counter", "reason", _removed,
            "extents that left the store, by why"),
+    _stat("kvstore_quarantine_deleted_files_total", "counter", lambda s: s.quarantine_deleted,
+          "files of quarantine that went, since it has a bound"),
     Metric("kvstore_class_ttl_seconds", "gauge", ("class",), "time to live as opened", _ttls),
     _class("removed_extents_total", "counter", lambda c: c.removed,
            "extents of the class that were evicted or expired"),
@@ -223,6 +225,9 @@ METRICS = (
     _root("used_bytes", "gauge", lambda r: r.used_bytes, "of the budget, in use"),
     _root("free_bytes", "gauge", lambda r: r.free_bytes,
           "free on the file system, as last looked at"),
+    _root("quarantine_bytes", "gauge", lambda r: r.quarantine_bytes,
+          "of the bytes in use, damaged files moved aside"),
+    _root("quarantine_files", "gauge", lambda r: r.quarantine_files, "as many"),
     _root("reserve_bytes", "gauge", lambda r: r.reserve_bytes, "of that, left to others"),
     _root("read_bytes_total", "counter", lambda r: r.device_read_bytes,
           "bytes read from the device, the scrub's too; without headers"),
@@ -237,6 +242,11 @@ METRICS = (
     _root("queued_bytes", "gauge", lambda r: r.read_bytes_queued, "their bytes not handed over"),
     _root("owner", "gauge", lambda r: r.is_owner, "1: this process owns the root"),
     _root("warming", "gauge", lambda r: r.warming, "1: the scan after open is under way"),
+    # ---- the clock
+    _stat("kvstore_clock_steps_total", "counter", lambda s: s.clock_steps,
+          "steps of the wall clock by more than an hour"),
+    _stat("kvstore_clock_step_seconds", "gauge", lambda s: s.clock_step_s,
+          "how far it was stepped, while the store does not follow it; 0: it does"),
     # ---- what it runs on
     Metric("kvstore_root_info", "gauge", ("root", "engine", "file_system", "role", "registered"),
            "always 1", _root_facts),

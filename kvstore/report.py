@@ -20,6 +20,7 @@ LOST_WORDS = {
 }
 LATENCY_EDGES_S = tuple(ns / 1e9 for ns in _core.LATENCY_EDGES_NS)
 COVERAGE_WANTED = 0.9
+CLOCK_STEP_S = 3600  # the core follows less at once
 OPEN_FILES_WANTED = 1024
 
 
@@ -39,6 +40,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     loads_by_reason: loads that ended short, by why their first lost block was lost. disk_tokens,
     ram_tokens: what loads got from where, cells counted as their part of a block's tokens.
     loads_waiting: for a share of the pool.
+    clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not.
     """
 
     lookups: int
@@ -64,6 +66,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     expired_extents: int
     deleted_extents: int
     quarantined_extents: int
+    quarantine_deleted: int
+    clock_steps: int
+    clock_step_s: int
     scrub_bytes: int
     scrub_extents: int
     scrub_damaged: int
@@ -93,7 +98,8 @@ class StageLatency(msgspec.Struct, frozen=True, kw_only=True):
 class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One root. engine_why: what better engines said. lost: what the file system cannot do.
     scrub_bytes_per_s: 0 is off; scrub_pass_extents: looked at in its pass, or the last one.
-    device_*: what the device moved since open: cells, what was scrubbed, headers written."""
+    device_*: what the device moved since open: cells, what was scrubbed, headers written.
+    used_bytes: of extents and of quarantine_bytes."""
 
     path: str
     engine: str
@@ -109,6 +115,8 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     reserve_bytes: int
     free_bytes: int
+    quarantine_files: int
+    quarantine_bytes: int
     reads_in_flight_max: int
     ops_in_flight: int
     bytes_in_flight: int
@@ -214,12 +222,17 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
     )
     roots = [_root(core.root_info(i)) for i in range(raw["root_count"])]
     files = FilesInfo(**core.files_info())
-    return Info(
-        build=build_info(version),
-        pool=pool,
-        files=files,
-        roots=roots,
-        fallbacks=_fallbacks(pool, files, roots),
+    fallbacks = _fallbacks(pool, files, roots)
+    step_s = core.stats()["clock_step_s"]
+    if step_s:
+        fallbacks.append(clock_step_words(step_s))
+    return Info(build=build_info(version), pool=pool, files=files, roots=roots, fallbacks=fallbacks)
+
+
+def clock_step_words(step_s: int) -> str:
+    return (
+        f"clock: the wall clock was stepped by {step_s:+d} s: times to live go on as before,"
+        " nothing expired is unlinked; it is followed when it has lasted an hour"
     )
 
 
@@ -240,6 +253,8 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         used_bytes=raw["used_bytes"],
         reserve_bytes=raw["reserve_bytes"],
         free_bytes=raw["free_bytes"],
+        quarantine_files=raw["quarantine_files"],
+        quarantine_bytes=raw["quarantine_bytes"],
         reads_in_flight_max=raw["reads_in_flight_max"],
         ops_in_flight=raw["ops_in_flight"],
         bytes_in_flight=raw["bytes_in_flight"],

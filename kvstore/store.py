@@ -19,7 +19,16 @@ from kvstore.cache import Cache, Timeout
 from kvstore.layout import Layout
 from kvstore.memory import register_with_cuda, unregister_from_cuda
 from kvstore.options import RETENTION, AnyPath, Capacity, Options
-from kvstore.report import Info, StageLatency, Stats, info_of, latency_of, stats_of
+from kvstore.report import (
+    CLOCK_STEP_S,
+    Info,
+    StageLatency,
+    Stats,
+    clock_step_words,
+    info_of,
+    latency_of,
+    stats_of,
+)
 from kvstore.tracing import tracer_of_program
 from kvstore.version import VERSION
 
@@ -105,6 +114,7 @@ class Store:
         self._caches_lock = threading.Lock()
         self._closing = threading.Lock()
         self._pid = os.getpid()
+        self._clock_step_s = 0
         where = core.pool_info()
         self._cuda_why = register_with_cuda(where["base"], where["bytes"])
         atexit.unregister(_close_open_stores)  # once, however many stores are opened
@@ -136,6 +146,7 @@ class Store:
     def stats(self) -> Stats:
         """Counters since open."""
         _core.sweep()
+        self._watch_clock()
         return stats_of(self.core, self.class_names)
 
     def latency(self) -> dict[str, StageLatency]:
@@ -148,7 +159,17 @@ class Store:
 
     def info(self) -> Info:
         """What the store runs on, and everything that is slower than it could be."""
+        self._watch_clock()
         return info_of(self.core, VERSION, self._cuda_why)
+
+    def _watch_clock(self) -> None:
+        """Logs a step of the wall clock once, and its end."""
+        before, now = self._clock_step_s, self.core.stats()["clock_step_s"]
+        self._clock_step_s = now
+        if now and abs(now - before) > CLOCK_STEP_S:
+            _log.warning("%s", clock_step_words(now))
+        elif before and not now:
+            _log.warning("clock: the step of the wall clock is over, taken back or followed")
 
     def drop_ram(self) -> None:
         """Empties the RAM tier; leased views and reads in flight stay."""
@@ -158,9 +179,14 @@ class Store:
         """One round of housekeeping now: leases, deadlines, expiry, write-back of times."""
         self.core.tick()
         _core.sweep()
+        self._watch_clock()
 
     async def flush(self, timeout: Timeout = "60s") -> None:
-        """Makes everything published so far survive a power cut (fsync). TimeoutError, OSError."""
+        """Makes what is resident now survive a power cut, whoever put it; what is deleted stays so.
+
+        Syncs the whole file system of each root (`syncfs`), so it also waits for what other
+        programs wrote there. TimeoutError, OSError.
+        """
         await self._flush().finish(timeout)
 
     def flush_blocking(self, timeout: Timeout = "60s") -> None:

@@ -6,9 +6,11 @@ implementations of the core's two waists, so the code under test is the code tha
 """
 
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from pathlib import Path
 from typing import TypedDict
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from kvstore import _core
 
 START_WALL_S = 1_700_000_000
+_KILL = 4096  # KVS_FS_FAULT_KILL
 
 
 class Fault(IntEnum):
@@ -51,7 +54,7 @@ class FileCall(IntEnum):
     STAT_PATH = 10
     LIST = 11
     SPACE = 12
-    SYNC_DIRECTORY = 13
+    SYNC = 13
     SYNC_FILE = 14
     READ_AT = 15
     WRITE_AT = 16
@@ -81,6 +84,59 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     completed_ns: int
     result: int
     buffer: int
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One change on disk. Which fields mean something depends on the call; see history.h."""
+
+    call: FileCall | None  # None: cells were written, through io.h
+    path: str
+    target: str
+    data: bytes
+    inode: int  # 0: none
+    offset: int
+    atime_s: int
+    mtime_s: int
+
+
+class History:
+    """Every change that the devices and files it is given to make on disk, in one order.
+
+    It is kept in the file `path`, made new. One root only: paths are relative to it.
+    """
+
+    ENTRY = struct.Struct("=IIIIQQqq")  # struct kvs_history_entry
+    CELLS = 1000
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.core = _core.History(os.fsencode(path))
+
+    def changes(self) -> list[Change]:
+        """All so far."""
+        data, at = self.path.read_bytes(), 0
+        found = []
+        while at < len(data):
+            call, *lengths, inode, offset, atime_s, mtime_s = self.ENTRY.unpack_from(data, at)
+            at += self.ENTRY.size
+            pieces = []
+            for length in lengths:
+                pieces.append(data[at : at + length])
+                at += length
+            path, target, written = pieces
+            found.append(
+                Change(
+                    call=None if call == self.CELLS else FileCall(call),
+                    path=os.fsdecode(path),
+                    target=os.fsdecode(target),
+                    data=written,
+                    inode=inode,
+                    offset=offset,
+                    atime_s=atime_s,
+                    mtime_s=mtime_s,
+                )
+            )
+        return found
 
 
 class VirtualClock:
@@ -117,8 +173,12 @@ class FaultDevice:
         latency_ns: int = 0,
         depth: int = 64,
         auto_advance: bool = True,
+        history: History | None = None,
     ) -> None:
-        self.core = _core.FaultEngine(clock.core, bytes_per_second, latency_ns, depth, auto_advance)
+        changes = history.core if history else None
+        self.core = _core.FaultEngine(
+            clock.core, bytes_per_second, latency_ns, depth, auto_advance, changes
+        )
 
     def add(
         self, fault: Fault, value: int = 0, *, io: Io = Io.ANY, skip: int = 0, count: int = 1
@@ -148,12 +208,16 @@ class FaultDevice:
 class FaultFiles:
     """The real file system with faults of single calls, and a pretended size."""
 
-    def __init__(self) -> None:
-        self.core = _core.FaultFiles()
+    def __init__(self, history: History | None = None) -> None:
+        self.core = _core.FaultFiles(history.core if history else None)
 
     def add(self, call: FileCall, error: int, *, skip: int = 0, count: int = 1) -> None:
         """error: positive errno; 0: the call is dropped but reports success."""
         self.core.add(call, error, skip, count)
+
+    def kill(self, call: FileCall, *, skip: int = 0) -> None:
+        """SIGKILL ends the process just before the call, after `skip` of its kind."""
+        self.core.add(call, _KILL, skip, 1)
 
     def clear(self) -> None:
         self.core.clear()

@@ -57,6 +57,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="leave out test files that import torch or what is built on it",
     )
     parser.addoption("--seed", type=int, help="repeat a random test with the seed it printed")
+    parser.addoption("--rounds", type=int, default=1, help="of each case of the crash matrix")
+    parser.addoption("--seconds", type=float, default=3, help="a crash comes within that time")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,5 +1,5 @@
-"""Metrics: samples equal what the store reports, names and labels are the documented ones, dashboard
-and alerts ask only for what a live store exports.
+"""Metrics: samples equal what the store reports, names and labels are the documented ones, and
+dashboard and alerts ask only for what a live store exports.
 
 Nothing here asserts how long something took, only that it was counted where it belongs.
 """
@@ -37,10 +37,11 @@ from tests.support.stores import (
     layout,
     opened,
     prompt,
+    reads_in_flight,
     run,
     until,
     write,
-)  # fmt: skip
+)
 
 BLOCKS = 20  # an extent of 16 and one of 4
 BYTES = BLOCKS * 4 * PART_BYTES

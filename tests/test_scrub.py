@@ -64,7 +64,10 @@ def scrubbing(
         finally:
             device.clear()
             device.release_stalled()
-            until(lambda: closable(simulation))
+            # A read may be on its way to the device and in no log yet: time goes on until it is.
+            with ThreadPoolExecutor(1) as pool:
+                closing = pool.submit(store.close_blocking)
+                until(lambda: clock.advance(1) or closing.done())
 
 
 def closable(simulation: Simulated) -> bool:

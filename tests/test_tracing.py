@@ -27,7 +27,7 @@ from tests.support.stores import (
     run,
     until,
     write,
-)  # fmt: skip
+)
 
 BLOCKS = 20
 CELLS = cells_of(layout(), BLOCKS)

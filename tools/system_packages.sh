@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sees to it that the system has what a checkout needs: an interpreter with headers and venv, and a
-# C compiler. As root on a machine with apt, what is missing is installed (and liburing-dev, which
-# is optional: without it our shim is used). Otherwise it names the line to run, and stops.
+# C compiler. As root on a machine with apt, what is missing is installed (and what only some tests
+# need: liburing-dev, without which our shim is used, and tools to make file systems). Otherwise it
+# names the line to run, and stops.
 #   system_packages.sh PYTHON
 #   system_packages.sh --fuzzer     clang with libFuzzer and sanitizers instead: about 50 MB to
 #                                   download, 280 MB on disk
@@ -54,13 +55,15 @@ have_apt=$(command -v apt-get || true)
 if [ "$(id -u)" -eq 0 ] && [ -n "$have_apt" ]; then
     want=("${need[@]}")
     [ -e /usr/include/liburing.h ] || want+=(liburing-dev)
+    command -v mkfs.ext4 >/dev/null || want+=(e2fsprogs)
+    command -v mkfs.xfs >/dev/null || want+=(xfsprogs)
     [ ${#want[@]} -eq 0 ] && exit 0
     echo "== installing system packages: ${want[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq || true
     if ! apt-get install -y -qq --no-install-recommends "${want[@]}" >/dev/null; then
         [ ${#need[@]} -eq 0 ] || exit 1
-        echo "liburing-dev could not be installed; going on with the shim" >&2
+        echo "could not be installed: ${want[*]}; going on without" >&2
     fi
 elif [ ${#need[@]} -gt 0 ]; then
     echo "Missing on this system: ${need[*]}. As root, run:" >&2

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,8 +32,9 @@ struct fs_fault {
     uint64_t calls[KVS_FS_CALL_COUNT];
     uint64_t total_bytes; /* 0: the real space */
     uint64_t free_bytes;
-    int direct_unit; /* 0: the real one */
-    uint32_t poor;   /* atomic access */
+    struct kvs_history *history; /* NULL: none */
+    int direct_unit; /* 0: the real one; atomic access, as the next */
+    uint32_t poor;
 };
 
 static struct fs_fault *self(struct kvs_fs *fs)
@@ -63,6 +65,9 @@ static int judge(struct kvs_fs *fs, enum kvs_fs_call call)
             continue;
         }
         planned->fired++;
+        if (planned->fault.error == KVS_FS_FAULT_KILL) {
+            raise(SIGKILL);
+        }
         verdict = -planned->fault.error; /* DROP is 0 */
     }
     pthread_mutex_unlock(&fault_fs->mutex);
@@ -72,11 +77,20 @@ static int judge(struct kvs_fs *fs, enum kvs_fs_call call)
 /* What the inner one had to give up, the wrapper's users have given up too. */
 static int keep_lost(struct kvs_fs *fs, int rc)
 {
-    const uint32_t lost = __atomic_load_n(&inner(fs)->lost, __ATOMIC_RELAXED);
-    __atomic_fetch_or(&fs->lost, lost, __ATOMIC_RELAXED);
+    __atomic_fetch_or(&fs->lost, __atomic_load_n(&inner(fs)->lost, __ATOMIC_RELAXED),
+                      __ATOMIC_RELAXED);
     return rc;
 }
 
+/* Passes a call on that changes something, and records the change. */
+#define RECORDED(fs, passed_on, ...)                           \
+    do {                                                       \
+        kvs_history_begin(self(fs)->history);                  \
+        const int result_ = (passed_on);                       \
+        const struct kvs_change change_ = {__VA_ARGS__};       \
+        kvs_history_end(self(fs)->history, result_, &change_); \
+        return keep_lost(fs, result_);                         \
+    } while (0)
 static uint32_t poor(struct kvs_fs *fs)
 {
     return __atomic_load_n(&self(fs)->poor, __ATOMIC_RELAXED);
@@ -125,7 +139,8 @@ static int fault_open_root(struct kvs_fs *fs, const char *path, int create)
 static int fault_make_directory(struct kvs_fs *fs, int root_fd, const char *path)
 {
     PASS_OR_RETURN(fs, KVS_FS_MAKE_DIRECTORY);
-    return inner(fs)->calls->make_directory(inner(fs), root_fd, path);
+    RECORDED(fs, inner(fs)->calls->make_directory(inner(fs), root_fd, path),
+             .call = KVS_FS_MAKE_DIRECTORY, .fd = -1, .path = path);
 }
 
 static int fault_open_read(struct kvs_fs *fs, int root_fd, const char *path)
@@ -140,24 +155,27 @@ static int fault_open_temp(struct kvs_fs *fs, int root_fd, const char *directory
     memset(out, 0, sizeof *out);
     out->fd = -1;
     PASS_OR_RETURN(fs, KVS_FS_OPEN_TEMP);
-    const int rc = keep_lost(
-        fs, inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out));
-    const int fd = rc == 0 ? keep_direct(fs, out->fd) : rc;
+    kvs_history_begin(self(fs)->history);
+    const int rc =
+        inner(fs)->calls->open_temp(inner(fs), root_fd, directory, fallback_directory, out);
+    const struct kvs_change change = {
+        .call = KVS_FS_OPEN_TEMP, .fd = out->fd, .path = out->name, .target = fallback_directory};
+    kvs_history_end(self(fs)->history, rc, &change);
+    const int fd = keep_lost(fs, rc) == 0 ? keep_direct(fs, out->fd) : rc;
     return fd < 0 ? fd : 0;
 }
 
 static int fault_allocate(struct kvs_fs *fs, int fd, uint64_t bytes)
 {
     PASS_OR_RETURN(fs, KVS_FS_ALLOCATE);
-    return keep_lost(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes));
+    RECORDED(fs, inner(fs)->calls->allocate(inner(fs), fd, bytes), .call = KVS_FS_ALLOCATE,
+             .fd = fd, .offset = bytes);
 }
 
 static int fault_direct_unit(struct kvs_fs *fs, int fd)
 {
     PASS_OR_RETURN(fs, KVS_FS_DIRECT_UNIT);
-    pthread_mutex_lock(&self(fs)->mutex);
-    const int unit = self(fs)->direct_unit;
-    pthread_mutex_unlock(&self(fs)->mutex);
+    const int unit = __atomic_load_n(&self(fs)->direct_unit, __ATOMIC_RELAXED);
     return unit > 0 ? unit : inner(fs)->calls->direct_unit(inner(fs), fd);
 }
 
@@ -165,25 +183,29 @@ static int fault_link(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *
                       const char *target)
 {
     PASS_OR_RETURN(fs, KVS_FS_LINK);
-    return inner(fs)->calls->link(inner(fs), root_fd, temp, target);
+    RECORDED(fs, inner(fs)->calls->link(inner(fs), root_fd, temp, target), .call = KVS_FS_LINK,
+             .fd = temp->fd, .path = temp->name, .target = target);
 }
 
 static int fault_rename(struct kvs_fs *fs, int root_fd, const char *from, const char *to)
 {
     PASS_OR_RETURN(fs, KVS_FS_RENAME);
-    return inner(fs)->calls->rename(inner(fs), root_fd, from, to);
+    RECORDED(fs, inner(fs)->calls->rename(inner(fs), root_fd, from, to), .call = KVS_FS_RENAME,
+             .fd = -1, .path = from, .target = to);
 }
 
 static int fault_unlink(struct kvs_fs *fs, int root_fd, const char *path)
 {
     PASS_OR_RETURN(fs, KVS_FS_UNLINK);
-    return inner(fs)->calls->unlink(inner(fs), root_fd, path);
+    RECORDED(fs, inner(fs)->calls->unlink(inner(fs), root_fd, path), .call = KVS_FS_UNLINK,
+             .fd = -1, .path = path);
 }
 
 static int fault_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
 {
     PASS_OR_RETURN(fs, KVS_FS_SET_TIMES);
-    return inner(fs)->calls->set_times(inner(fs), fd, atime_s, mtime_s);
+    RECORDED(fs, inner(fs)->calls->set_times(inner(fs), fd, atime_s, mtime_s),
+             .call = KVS_FS_SET_TIMES, .fd = fd, .atime_s = atime_s, .mtime_s = mtime_s);
 }
 
 static int fault_stat_fd(struct kvs_fs *fs, int fd, struct kvs_fs_stat *out)
@@ -223,16 +245,16 @@ static int fault_space(struct kvs_fs *fs, int root_fd, struct kvs_fs_space *out)
     return rc;
 }
 
-static int fault_sync_directory(struct kvs_fs *fs, int root_fd, const char *path)
+static int fault_sync(struct kvs_fs *fs, int root_fd)
 {
-    PASS_OR_RETURN(fs, KVS_FS_SYNC_DIRECTORY);
-    return inner(fs)->calls->sync_directory(inner(fs), root_fd, path);
+    PASS_OR_RETURN(fs, KVS_FS_SYNC);
+    RECORDED(fs, inner(fs)->calls->sync(inner(fs), root_fd), .call = KVS_FS_SYNC, .fd = -1);
 }
 
 static int fault_sync_file(struct kvs_fs *fs, int fd)
 {
     PASS_OR_RETURN(fs, KVS_FS_SYNC_FILE);
-    return inner(fs)->calls->sync_file(inner(fs), fd);
+    RECORDED(fs, inner(fs)->calls->sync_file(inner(fs), fd), .call = KVS_FS_SYNC_FILE, .fd = fd);
 }
 
 static int fault_read_at(struct kvs_fs *fs, int fd, void *buffer, uint32_t bytes, uint64_t offset)
@@ -245,7 +267,9 @@ static int fault_write_at(struct kvs_fs *fs, int fd, const void *buffer, uint32_
                           uint64_t offset)
 {
     PASS_OR_RETURN(fs, KVS_FS_WRITE_AT);
-    return inner(fs)->calls->write_at(inner(fs), fd, buffer, bytes, offset);
+    RECORDED(fs, inner(fs)->calls->write_at(inner(fs), fd, buffer, bytes, offset),
+             .call = KVS_FS_WRITE_AT, .fd = fd, .data = buffer, .data_bytes = bytes,
+             .offset = offset);
 }
 
 static int fault_close(struct kvs_fs *fs, int fd)
@@ -289,7 +313,7 @@ static const struct kvs_fs_calls fault_calls = {
     .stat_path = fault_stat_path,
     .list = fault_list,
     .space = fault_space,
-    .sync_directory = fault_sync_directory,
+    .sync = fault_sync,
     .sync_file = fault_sync_file,
     .read_at = fault_read_at,
     .write_at = fault_write_at,
@@ -363,6 +387,11 @@ void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t fr
     pthread_mutex_unlock(&fault_fs->mutex);
 }
 
+void kvs_fs_fault_set_history(struct kvs_fs *fs, struct kvs_history *history)
+{
+    self(fs)->history = history;
+}
+
 void kvs_fs_fault_set_poor(struct kvs_fs *fs, uint32_t bits)
 {
     __atomic_store_n(&self(fs)->poor, bits, __ATOMIC_RELAXED);
@@ -370,8 +399,5 @@ void kvs_fs_fault_set_poor(struct kvs_fs *fs, uint32_t bits)
 
 void kvs_fs_fault_set_direct_unit(struct kvs_fs *fs, int bytes)
 {
-    struct fs_fault *fault_fs = self(fs);
-    pthread_mutex_lock(&fault_fs->mutex);
-    fault_fs->direct_unit = bytes;
-    pthread_mutex_unlock(&fault_fs->mutex);
+    __atomic_store_n(&self(fs)->direct_unit, bytes, __ATOMIC_RELAXED);
 }

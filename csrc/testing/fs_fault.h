@@ -12,6 +12,7 @@
 #define KVS_FS_FAULT_H
 
 #include "fs.h"
+#include "history.h"
 
 enum kvs_fs_call {
     KVS_FS_OPEN_ROOT,
@@ -27,7 +28,7 @@ enum kvs_fs_call {
     KVS_FS_STAT_PATH,
     KVS_FS_LIST,
     KVS_FS_SPACE,
-    KVS_FS_SYNC_DIRECTORY,
+    KVS_FS_SYNC,
     KVS_FS_SYNC_FILE,
     KVS_FS_READ_AT,
     KVS_FS_WRITE_AT,
@@ -38,10 +39,11 @@ enum kvs_fs_call {
 };
 
 enum { KVS_FS_FAULT_PLAN = 64 };
+enum { KVS_FS_FAULT_KILL = 4096 }; /* as `error`: SIGKILL ends the process before the call */
 
 struct kvs_fs_fault {
     enum kvs_fs_call call;
-    int error;      /* positive errno; 0: the call is dropped but reports success */
+    int error;      /* positive errno; 0: the call is dropped but reports success; or below */
     uint64_t skip;  /* matching calls let through before it fires */
     uint64_t count; /* how often it fires, 0: for ever */
 };
@@ -55,6 +57,8 @@ uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call);
 /* Pretends a size and free space, so that budget and reserve can be tested. total_bytes 0: the real
  * ones; else free_bytes may be 0, a full disk. */
 void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes);
+/* Before the first call; the caller closes it, after the last one. */
+void kvs_fs_fault_set_history(struct kvs_fs *fs, struct kvs_history *history);
 /* Pretends to be poorer: files are not direct, as after EINVAL for O_DIRECT; last use is lost. */
 enum kvs_fs_poor {
     KVS_FS_POOR_DIRECT = 1,

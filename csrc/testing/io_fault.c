@@ -48,6 +48,7 @@ struct fault_engine {
     int64_t reap_deadline_ns;
     int64_t device_free_ns; /* when the last queued transfer ends */
     struct kvs_fault_plan plan;
+    struct kvs_history *history; /* NULL: none */
     struct kvs_fault_record *log;
     uint64_t log_count, log_room;
     unsigned pending_count;
@@ -146,13 +147,26 @@ static struct pending *first_due(struct fault_engine *f)
     return first;
 }
 
+static void carry_out(struct fault_engine *f, struct pending *p)
+{
+    struct kvs_history *history = p->op->kind == KVS_IO_WRITE ? f->history : NULL;
+    kvs_history_begin(history);
+    p->op->result = kvs_fault_carry_out(p->op, &p->fate);
+    kvs_history_end(history, p->op->result,
+                    &(struct kvs_change){.call = KVS_HISTORY_CELLS,
+                                         .fd = p->op->fd,
+                                         .data = p->op->buffer,
+                                         .data_bytes = (uint32_t)p->op->result,
+                                         .offset = p->op->offset});
+}
+
 static unsigned take_due(struct fault_engine *f, struct kvs_io_op **done, unsigned max)
 {
     int64_t now_ns = kvs_virtual_clock_now_ns(f->clock);
     unsigned taken = 0;
     struct pending *p;
     while (taken < max && (p = first_due(f)) != NULL && p->due_ns <= now_ns) {
-        p->op->result = kvs_fault_carry_out(p->op, &p->fate);
+        carry_out(f, p);
         f->log[p->sequence].completed_ns = p->due_ns;
         f->log[p->sequence].result = p->op->result;
         done[taken++] = p->op;
@@ -360,4 +374,9 @@ int kvs_io_fault_settle(struct kvs_io_engine *engine, int timeout_ms)
     }
     unlock(f);
     return settled ? 0 : -ETIMEDOUT;
+}
+
+void kvs_io_fault_set_history(struct kvs_io_engine *engine, struct kvs_history *history)
+{
+    ((struct fault_engine *)engine)->history = history;
 }

@@ -16,6 +16,7 @@
 #define KVS_IO_FAULT_H
 
 #include "clock.h"
+#include "history.h"
 #include "io.h"
 
 struct kvs_virtual_clock; /* starts at boot_ns = 1 s, wall_s as given */
@@ -80,5 +81,8 @@ int64_t kvs_io_fault_next_ns(struct kvs_io_engine *engine);
 /* Waits (real time, at most timeout_ms) until the I/O thread sleeps in reap with nothing due and
  * no wake-up pending. 0, or -ETIMEDOUT. */
 int kvs_io_fault_settle(struct kvs_io_engine *engine, int timeout_ms);
+/* Before the first submit; the caller closes it, after the engine. Writes are recorded as the core
+ * meant them, whatever a fault made of them. */
+void kvs_io_fault_set_history(struct kvs_io_engine *engine, struct kvs_history *history);
 
 #endif

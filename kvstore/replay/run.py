@@ -124,7 +124,7 @@ def replay(
 
 
 class Replay:
-    """One run, in parts that tests can reach."""
+    """One run of a trace."""
 
     def __init__(self, trace: Trace, plan: Plan) -> None:
         self.trace, self.plan = trace, plan

@@ -39,7 +39,7 @@ def mounted(
         undo.callback(lambda: run("losetup", "--detach", device))
         run(*make, device)
         run("mount", "-o", options, device, point)
-        undo.callback(lambda: run("umount", point))
+        undo.callback(lambda: os.path.ismount(point) and run("umount", point))
         yield point
 
 

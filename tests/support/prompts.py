@@ -188,7 +188,7 @@ def _nameless(root: Path) -> dict[str, int]:
     return found
 
 
-def eventually(true: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def eventually(true: Callable[[], object], what: str, seconds: float = 30.0) -> None:
     """Polls until it holds; fails after a deadline that only a hang reaches."""
     end = time.monotonic() + seconds
     while not true():

@@ -1,0 +1,90 @@
+/*
+ * pace.c: giving space back to the file system without disturbing reads.
+ *
+ * On some devices the unlink or last close of 68 MB takes 10 ms and reads wait. So what nobody
+ * waits for (deletes, last closes of unlinked and of abandoned files) are slow jobs: one at a time,
+ * when a worker has nothing else to do, and not faster than PACE_BYTES a second. Expiry keeps the
+ * same pace. Eviction for a put does not wait, but it is counted, and the put takes what slow jobs
+ * would free before it evicts.
+ *
+ * Invariants:
+ *   1. No worker waits for the pace: a job starts late, or stops and is started again.
+ *   2. A store that closes runs its slow jobs without pace.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "store.h"
+
+enum { PACE_BYTES = 1 << 30, AHEAD_NS = 100000000 }; /* one round of the keeper */
+
+int kvs_pace_free_locked(const struct kvs_root *root)
+{
+    return root->pace_ns <= kvs_store_now_ns(root->store) + AHEAD_NS;
+}
+
+void kvs_pace_charge_locked(struct kvs_root *root, uint64_t bytes)
+{
+    int64_t now_ns = kvs_store_now_ns(root->store);
+    int64_t from_ns = root->pace_ns > now_ns ? root->pace_ns : now_ns;
+    /* A file has less than 2^33 bytes: no overflow. */
+    root->pace_ns = from_ns + (int64_t)(bytes * (uint64_t)KVS_NS_PER_S / PACE_BYTES);
+}
+
+int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
+                            void *argument, uint64_t bytes)
+{
+    struct kvs_job *job = calloc(1, sizeof(*job));
+    if (!job) {
+        return -ENOMEM;
+    }
+    *job = (struct kvs_job){.run = run, .argument = argument, .slow = 1, .bytes = bytes};
+    *root->slow_tail = job;
+    root->slow_tail = &job->next;
+    pthread_cond_signal(&root->job_ready);
+    return 0;
+}
+
+static struct kvs_job *first_take_locked(struct kvs_root *root)
+{
+    struct kvs_job *job = root->slow_jobs;
+    if (job) {
+        root->slow_jobs = job->next;
+        if (!root->slow_jobs) {
+            root->slow_tail = &root->slow_jobs;
+        }
+        root->slow_running++;
+        kvs_pace_charge_locked(root, job->bytes);
+    }
+    return job;
+}
+
+struct kvs_job *kvs_slow_take_locked(struct kvs_root *root)
+{
+    int may = root->workers_stop || (root->slow_running == 0 && kvs_pace_free_locked(root));
+    return may ? first_take_locked(root) : NULL;
+}
+
+int kvs_slow_hurry(struct kvs_root *root)
+{
+    kvs_lock(root->store);
+    struct kvs_job *job = first_take_locked(root);
+    kvs_unlock(root->store);
+    if (!job) {
+        return 0;
+    }
+    job->run(root, job->argument);
+    free(job);
+    kvs_lock(root->store);
+    root->slow_running--;
+    pthread_cond_broadcast(&root->store->changed);
+    kvs_unlock(root->store);
+    return 1;
+}
+
+void kvs_pace_round_locked(struct kvs_root *root)
+{
+    if (root->slow_jobs && kvs_pace_free_locked(root)) {
+        pthread_cond_signal(&root->job_ready);
+    }
+}
