@@ -200,7 +200,8 @@ def judge(root: Path, chains: dict[str, Chain], promise: Promise, tally: Tally) 
             assert name not in promise.whole or blocks == len(chain), f"{name} is lost: {reason}"
         for chain in chains.values():
             put_until_whole(kv, chain, tally)
-        assert store.info().roots[0].used_bytes == physical_bytes(root)
+        told = store.info().roots[0]
+        assert told.used_bytes == physical_bytes(root) + told.quarantine_bytes
     report = check(root, deep=True, now_s=lambda: CUT_WALL_S)
     assert {finding.kind for finding in report.findings} <= HARMLESS
 
