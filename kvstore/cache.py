@@ -95,21 +95,31 @@ class Cache:
     async def find(self, chain: Chain, *, timeout: Timeout = "30s") -> Hit:
         """`match`, after names were walked where the index does not know. When `timeout` passes
         first, what is known by then."""
+        if not self._spans.on:
+            return await self._find(chain, timeout)
         with self._spans.call("find") as note:
-            hit = self._match(chain)
-            if hit.pending:
-                await self.store.bridges.wait(self.core.find(chain.keys), timeout_ns(timeout))
-                hit = self._match(chain)
-            return note_hit(note, chain, hit)
+            return note_hit(note, chain, await self._find(chain, timeout))
 
     def find_blocking(self, chain: Chain, *, timeout: Timeout = "30s") -> Hit:
         """The same, blocking the thread without the GIL."""
+        if not self._spans.on:
+            return self._find_blocking(chain, timeout)
         with self._spans.call("find") as note:
+            return note_hit(note, chain, self._find_blocking(chain, timeout))
+
+    async def _find(self, chain: Chain, timeout: Timeout) -> Hit:
+        hit = self._match(chain)
+        if hit.pending:
+            await self.store.bridges.wait(self.core.find(chain.keys), timeout_ns(timeout))
             hit = self._match(chain)
-            if hit.pending:
-                self.core.find(chain.keys).wait(timeout_ns(timeout))
-                hit = self._match(chain)
-            return note_hit(note, chain, hit)
+        return hit
+
+    def _find_blocking(self, chain: Chain, timeout: Timeout) -> Hit:
+        hit = self._match(chain)
+        if hit.pending:
+            self.core.find(chain.keys).wait(timeout_ns(timeout))
+            hit = self._match(chain)
+        return hit
 
     def contains(self, key: bytes) -> bool:
         """Whether the block is known to be resident. Makes no system call."""
