@@ -2,8 +2,8 @@
  * latency.h: how long things took, as a histogram over powers of two of nanoseconds.
  *
  * A leaf: no clock, no lock, no allocation. Whoever owns a histogram guards it; zeroed is empty.
- * Counts only grow. Bucket i counts times of at most kvs_latency_edge_ns(i) that are longer than the
- * edge before; the last one has no edge.
+ * Counts only grow. Bucket i counts times of at most kvs_latency_edge_ns(i) that are longer than
+ * the edge before; the last one has no edge.
  */
 #ifndef KVS_LATENCY_H
 #define KVS_LATENCY_H

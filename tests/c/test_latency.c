@@ -1,5 +1,5 @@
 /*
- * Histograms of times: every time lies in the one bucket whose edges hold it, sums and counts agree.
+ * Histograms of times: every time lies in the bucket whose edges hold it; sums and counts agree.
  */
 #include "latency.h"
 
