@@ -52,6 +52,8 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out)
     count_loads_locked(store, out);
     out->extents = store->live_extents;
     out->blocks = store->live_blocks;
+    out->puts_queued = store->put_count;
+    out->writes_in_progress = store->writes_in_flight;
     out->leases = store->lease_count;
     out->open_files = store->file_count;
     out->regions = store->region_count;

@@ -23,6 +23,7 @@ struct kvs_stats {
     uint64_t loads_by_reason[KVS_REASON_COUNT]; /* ended; of the first block that was lost */
     uint64_t disk_tokens, ram_tokens; /* loaded: cells by where they were, in blocks' worth */
     uint64_t loads_running, loads_waiting; /* waiting: for a share of the pool */
+    uint64_t puts_queued, writes_in_progress; /* for the copier; for a device, or on it */
     uint64_t extents, blocks, leases, open_files, regions;
     uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes;
     uint64_t index_bytes;

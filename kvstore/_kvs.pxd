@@ -271,6 +271,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t loads_by_reason[14]
         uint64_t disk_tokens, ram_tokens
         uint64_t loads_running, loads_waiting
+        uint64_t puts_queued, writes_in_progress
         uint64_t extents, blocks, leases, open_files, regions
         uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes, index_bytes
 

@@ -185,6 +185,10 @@ METRICS = (
           "blocks that were put and not stored: no room, or trouble of the device"),
     _stat("kvstore_published_extents_total", "counter", lambda s: s.published_extents,
           "extents that got their name"),
+    _stat("kvstore_puts_queued", "gauge", lambda s: s.puts_queued,
+          "puts that wait for the copier"),
+    _stat("kvstore_writes_in_progress", "gauge", lambda s: s.writes_in_progress,
+          "regions that wait for a device, or are being written"),
     # ---- removal
     _stats("kvstore_removed_extents_total", "counter", "reason", _removed,
            "extents that left the store, by why"),

@@ -124,7 +124,8 @@ class StoreCollector(Collector):
             try:
                 found.append((labels, snapshot_of(store)))
             except (StoreClosed, StoreForked):
-                self.remove(store)
+                with _lock:
+                    self.remove(store)
         return found
 
 

@@ -39,7 +39,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     loads_by_reason: loads that ended short, by why their first lost block was lost. disk_tokens,
     ram_tokens: what loads got from where, cells counted as their part of a block's tokens.
-    loads_waiting: for a share of the pool.
+    loads_waiting: for a share of the pool. puts_queued: ranges that were put and wait for the
+    copier. writes_in_progress: regions of extents that wait for a device, or are on it.
     clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not.
     """
 
@@ -56,6 +57,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     ram_tokens: int
     loads_running: int
     loads_waiting: int
+    puts_queued: int
+    writes_in_progress: int
     reads: int
     puts_bytes: int
     written_bytes: int
