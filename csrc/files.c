@@ -187,11 +187,7 @@ static void let_go(struct kvs_store *store, struct kvs_file *file)
     if (!file->extent && file->refs == 0) {
         kvs_list_remove(&file->lru);
         store->file_count--;
-        if (file->charged_bytes) {
-            kvs_job_add_slow_locked(file->root, close_job, file, file->charged_bytes);
-        } else {
-            kvs_job_add_locked(file->root, close_job, file, 0);
-        }
+        kvs_job_add_close_locked(file->root, close_job, file, file->charged_bytes);
     }
 }
 

@@ -45,6 +45,13 @@ int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *
     return 0;
 }
 
+int kvs_job_add_close_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
+                             void *argument, uint64_t bytes)
+{
+    return bytes ? kvs_job_add_slow_locked(root, run, argument, bytes)
+                 : kvs_job_add_locked(root, run, argument, 0);
+}
+
 static struct kvs_job *first_take_locked(struct kvs_root *root)
 {
     struct kvs_job *job = root->slow_jobs;

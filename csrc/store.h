@@ -181,6 +181,9 @@ void kvs_wake_all(struct kvs_store *store);
 /* A job for when the pace allows it: gives `bytes` back to the file system. */
 int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                             void *argument, uint64_t bytes);
+/* A close: a slow job when it is the last of an unlinked file of `bytes`. */
+int kvs_job_add_close_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
+                             void *argument, uint64_t bytes);
 struct kvs_job *kvs_slow_take_locked(struct kvs_root *root);
 /* File workers: runs one slow job at once; 0: there is none. */
 int kvs_slow_hurry(struct kvs_root *root);

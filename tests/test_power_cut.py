@@ -149,8 +149,28 @@ def lives(recording: Recording) -> None:
         recording.put("d", 2)
 
 
+def ring(recording: Recording) -> None:
+    """The removal ring is written while the store runs, and written over."""
+    with recording.life() as store:
+        for name in "ab":
+            recording.put(name, 2)
+        recording.flush()
+        for name in "ab":
+            recording.delete(name, 2, 0)
+            before = ring_inode(recording)
+            recording.clock.advance(61)
+            store.tick()
+            eventually(lambda: ring_inode(recording) != before, "the ring is saved")
+        recording.put("a", 2)
+
+
+def ring_inode(recording: Recording) -> int:
+    path = recording.root / "removed.ring"
+    return path.stat().st_ino if path.exists() else 0
+
+
 HISTORIES: list[Callable[[Recording], None]] = [
-    puts, taken_names, damaged_winner, evictions, renewals, quarantine, deletes, lives,
+    puts, taken_names, damaged_winner, evictions, renewals, quarantine, deletes, ring, lives,
 ]  # fmt: skip
 
 

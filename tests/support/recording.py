@@ -104,7 +104,7 @@ class Recording:
         if self.deleted & {*chain}:
             self.deleted -= {*chain}
             last = self.promises[-1]
-            self.promises.append(Promise(self.length(), last.whole, frozenset(self.deleted)))
+            self.promises.append(Promise(self.length(), last.whole, last.gone - {*chain}))
         writer = self.kv.writer(chain)
         for layer in self.random.sample(LAYERS, len(LAYERS)):
             put_layer(self.kv, writer, layer, writer.start, len(writer.chain))
