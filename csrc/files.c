@@ -16,28 +16,6 @@
 
 #include "store.h"
 
-enum kvs_reason kvs_reason_of_errno(int error)
-{
-    switch (-error) {
-    case ENOENT:
-    case ESTALE:
-    case ENOTDIR:
-        return KVS_REASON_ABSENT;
-    case ENODATA: /* shorter than its header */
-    case EINVAL:  /* not a regular file */
-    case ELOOP:   /* a symbolic link */
-    case ENXIO:   /* a socket */
-    case ENODEV:
-    case EISDIR:
-        return KVS_REASON_DAMAGED;
-    case EACCES: /* another user's */
-    case EPERM:
-        return KVS_REASON_FOREIGN;
-    default:
-        return KVS_REASON_IO_ERROR;
-    }
-}
-
 static enum kvs_reason reason_of_verdict(enum kvs_verdict verdict)
 {
     switch (verdict) {

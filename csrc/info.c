@@ -1,5 +1,6 @@
 /*
- * info.c: what a store says of itself: counters of store and writers, roots, pool, reasons by name.
+ * info.c: what a store says of itself: counters of store, loads and writers, roots, pool; names of
+ * stages and reasons.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,6 +14,28 @@ const char *kvs_reason_name(enum kvs_reason reason)
         "",        "absent",  "expired",  "evicted",  "deleted", "pending",   "warming",
         "damaged", "foreign", "io_error", "deadline", "pool",    "cancelled", "closed"};
     return (unsigned)reason < KVS_REASON_COUNT ? names[reason] : "unknown";
+}
+
+enum kvs_reason kvs_reason_of_errno(int error)
+{
+    switch (-error) {
+    case ENOENT:
+    case ESTALE:
+    case ENOTDIR:
+        return KVS_REASON_ABSENT;
+    case ENODATA: /* shorter than its header */
+    case EINVAL:  /* not a regular file */
+    case ELOOP:   /* a symbolic link */
+    case ENXIO:   /* a socket */
+    case ENODEV:
+    case EISDIR:
+        return KVS_REASON_DAMAGED;
+    case EACCES: /* another user's */
+    case EPERM:
+        return KVS_REASON_FOREIGN;
+    default:
+        return KVS_REASON_IO_ERROR;
+    }
 }
 
 const char *kvs_stage_name(enum kvs_stage stage)

@@ -51,6 +51,11 @@ int64_t kvs_store_now_s(struct kvs_store *store);
 /* Follows the wall clock, or names a step of it. */
 void kvs_wall_round_locked(struct kvs_store *store, int64_t now_ns);
 
+/* ---- info.c ---- */
+/* What an errno of the metadata waist means for whoever asked for the block. */
+enum kvs_reason kvs_reason_of_errno(int error);
+void kvs_load_count_locked(struct kvs_load *load); /* it has ended */
+
 /* ---- ticket.c ---- */
 struct kvs_ticket *kvs_ticket_open(struct kvs_store *store, int refs); /* NULL: no memory */
 void kvs_ticket_finish_locked(struct kvs_ticket *ticket, int64_t result);
@@ -135,8 +140,6 @@ void kvs_file_drop_locked(struct kvs_store *store, struct kvs_file *file);
 void kvs_file_release_locked(struct kvs_store *store, struct kvs_extent *extent);
 /* File workers: gives an unlinked extent's bytes back, at once or when its last reader is done. */
 void kvs_file_end(struct kvs_root *root, struct kvs_extent *extent);
-/* What an errno of the metadata waist means for whoever asked for the block. */
-enum kvs_reason kvs_reason_of_errno(int error);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
@@ -240,7 +243,6 @@ void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
                          enum kvs_reason reason);
 /* Why there are fewer blocks than asked for in `layer`, which is ready. */
 enum kvs_reason kvs_load_reason_locked(const struct kvs_load *load, uint32_t layer);
-void kvs_load_count_locked(struct kvs_load *load); /* info.c: it has ended */
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);

@@ -181,6 +181,25 @@ def test_retention_and_removals(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+def test_damage_is_counted_and_its_files(store: Store) -> None:
+    kv = filled(store)
+    store.drop_ram()
+    root = Path(store.info().roots[0].path)
+    for path in root.rglob("*.kv"):
+        with path.open("r+b") as file:
+            file.seek(4096 + 7)
+            byte = file.read(1)
+            file.seek(4096 + 7)
+            file.write(bytes([byte[0] ^ 1]))
+    with kv.load(kv.match(kv.keys(prompt(BLOCKS)))) as load:
+        assert load.wait(3).reason == "damaged"
+    until(lambda: Scrape(store)("kvstore_root_quarantine_files") == 2)
+    seen = Scrape(store)
+    assert seen("kvstore_removed_extents_total", reason="damaged") == 2
+    assert seen("kvstore_root_quarantine_bytes") > BYTES
+    assert seen("kvstore_loads_total", reason="damaged") == 1
+
+
 # ---- latency -------------------------------------------------------------------------------------
 
 
