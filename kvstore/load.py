@@ -301,9 +301,11 @@ class Load:
         """Cancels what is left and releases every layer. Idempotent; never waits."""
         if self.core.closed:
             return
-        if self._span is not None:
-            self._span.end(self)
-        self.core.close()
+        try:
+            if self._span is not None:
+                self._span.end(self)
+        finally:
+            self.core.close()
         if self._owns_lease:
             self.lease.release()
         _core.sweep()
