@@ -74,19 +74,22 @@ static int over(const struct kvs_root *root, const struct tally *tally)
            (tally->files > 1 && tally->bytes > root->capacity_bytes / SHARE);
 }
 
-void kvs_quarantine_count(struct kvs_root *root)
+static int oldest_delete(struct kvs_root *root, const struct tally *tally)
 {
     struct kvs_fs *fs = root->store->fs;
+    int error = fs->calls->unlink(fs, root->fd, tally->oldest);
+    kvs_lock(root->store);
+    root->store->stats.quarantine_deleted += error == 0;
+    kvs_unlock(root->store);
+    return error;
+}
+
+void kvs_quarantine_count(struct kvs_root *root)
+{
     struct tally tally;
     tally_take(root, &tally);
-    while (over(root, &tally)) {
-        if (!tally.oldest[0] || fs->calls->unlink(fs, root->fd, tally.oldest) < 0) {
-            break;
-        }
+    while (over(root, &tally) && tally.oldest[0] && oldest_delete(root, &tally) == 0) {
         tally_take(root, &tally);
-        kvs_lock(root->store);
-        root->store->stats.quarantine_deleted++;
-        kvs_unlock(root->store);
     }
 }
 
@@ -113,9 +116,10 @@ static int move(struct kvs_root *root, const char *path)
     if (error < 0) {
         return error;
     }
-    tally_take(root, &tally);
-    if (tally.entries >= FILES_MAX && !tally.oldest[0]) {
-        return -ENOSPC; /* full of what is not ours to delete */
+    for (tally_take(root, &tally); tally.entries >= FILES_MAX; tally_take(root, &tally)) {
+        if (!tally.oldest[0] || oldest_delete(root, &tally) < 0) {
+            return -ENOSPC; /* full of what is not ours to delete */
+        }
     }
     kvs_lock(store);
     uint64_t sequence = root->quarantine_sequence++;
