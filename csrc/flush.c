@@ -38,8 +38,7 @@ int kvs_flush(struct kvs_store *store, struct kvs_ticket **out)
         return -ENOMEM;
     }
     kvs_lock(store);
-    error =
-        store->closing ? -ESHUTDOWN : kvs_job_add_locked(&store->roots[0], flush_job, ticket, 0);
+    error = store->closing ? -ESHUTDOWN : kvs_job_add_anywhere_locked(store, flush_job, ticket, 0);
     if (error) {
         kvs_ticket_drop_locked(ticket);
         kvs_ticket_drop_locked(ticket);

@@ -11,31 +11,10 @@
 const char *kvs_reason_name(enum kvs_reason reason)
 {
     static const char *const names[KVS_REASON_COUNT] = {
-        "",        "absent",  "expired",  "evicted",  "deleted", "pending",   "warming",
-        "damaged", "foreign", "io_error", "deadline", "pool",    "cancelled", "closed"};
+        "",          "absent",  "expired",   "evicted",  "deleted",  "pending",
+        "warming",   "damaged", "foreign",   "io_error", "deadline", "pool",
+        "cancelled", "closed",  "root_down", "busy"};
     return (unsigned)reason < KVS_REASON_COUNT ? names[reason] : "unknown";
-}
-
-enum kvs_reason kvs_reason_of_errno(int error)
-{
-    switch (-error) {
-    case ENOENT:
-    case ESTALE:
-    case ENOTDIR:
-        return KVS_REASON_ABSENT;
-    case ENODATA: /* shorter than its header */
-    case EINVAL:  /* not a regular file */
-    case ELOOP:   /* a symbolic link */
-    case ENXIO:   /* a socket */
-    case ENODEV:
-    case EISDIR:
-        return KVS_REASON_DAMAGED;
-    case EACCES: /* another user's */
-    case EPERM:
-        return KVS_REASON_FOREIGN;
-    default:
-        return KVS_REASON_IO_ERROR;
-    }
 }
 
 const char *kvs_stage_name(enum kvs_stage stage)
@@ -153,9 +132,47 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
     out->device_read_bytes = root->device_read_bytes;
     out->device_written_bytes = root->device_written_bytes;
     out->device_errors = root->device_errors;
+    const struct kvs_breaker *breaker = &root->breaker;
+    out->breaker_state = breaker->state;
+    out->breaker_trips = breaker->trips;
+    int64_t now_ns = kvs_store_now_ns(store);
+    out->down_ns = breaker->state ? now_ns - breaker->since_ns : 0;
+    if (breaker->state == KVS_BREAKER_OPEN && breaker->probe_ns > now_ns) {
+        out->probe_in_ns = breaker->probe_ns - now_ns;
+    }
+    snprintf(out->trouble, sizeof(out->trouble), "%s", breaker->why);
     kvs_scrub_info_locked(root, out);
     kvs_unlock(store);
     return 0;
+}
+
+void kvs_event_note_locked(struct kvs_root *root, const char *what, const char *why)
+{
+    struct kvs_store *store = root->store;
+    uint32_t count = atomic_load(&store->event_count);
+    if (count == KVS_EVENTS) { /* nobody asks: the oldest goes */
+        store->event_first = (store->event_first + 1) % KVS_EVENTS;
+        count--;
+    }
+    struct kvs_event *event = &store->events[(store->event_first + count) % KVS_EVENTS];
+    snprintf(event->text, sizeof(event->text), "%s %s%s", root->path, what, why);
+    atomic_store(&store->event_count, count + 1);
+}
+
+int kvs_event_take(struct kvs_store *store, char *text, uint32_t text_bytes)
+{
+    if (atomic_load(&store->event_count) == 0) {
+        return 0;
+    }
+    kvs_lock(store);
+    uint32_t count = atomic_load(&store->event_count);
+    if (count > 0) {
+        snprintf(text, text_bytes, "%s", store->events[store->event_first].text);
+        store->event_first = (store->event_first + 1) % KVS_EVENTS;
+        atomic_store(&store->event_count, count - 1);
+    }
+    kvs_unlock(store);
+    return count > 0;
 }
 
 void kvs_files_info(struct kvs_store *store, struct kvs_files_info *out)

@@ -46,6 +46,8 @@ void kvs_stage_latency(struct kvs_store *store, enum kvs_stage stage, struct kvs
 /* Whoever waits for layers says how long: the core sees no wait for an event loop. */
 void kvs_layer_wait_note(struct kvs_store *store, int64_t ns);
 
+enum { KVS_TROUBLE_BYTES = 192 };
+
 struct kvs_root_info {
     char path[1024];
     char engine[24];
@@ -62,10 +64,18 @@ struct kvs_root_info {
     uint64_t reads_in_flight_max;
     uint64_t ops_in_flight, bytes_in_flight, reads_queued, read_bytes_queued;
     uint64_t device_read_bytes, device_written_bytes, device_errors; /* but headers read */
+    uint32_t breaker_state;  /* 0 in use, 1 down, 2 down and being tried */
+    uint64_t breaker_trips;
+    int64_t down_ns;         /* for how long; 0 while in use */
+    int64_t probe_in_ns;     /* until it is tried again; 0 while in use or being tried */
+    char trouble[KVS_TROUBLE_BYTES]; /* why it is down, or was the last time; "" when never */
     uint64_t scrub_bytes_per_s; /* 0: no scrub */
     uint64_t scrub_pass_extents; /* looked at in the pass under way, or the last one */
 };
 int kvs_root_info(struct kvs_store *store, uint32_t root, struct kvs_root_info *out);
+/* Roots that went down or came back, oldest first, as lines for a log. 1 and a text, or 0. The last
+ * 16 are kept. Takes no lock while there is none. */
+int kvs_event_take(struct kvs_store *store, char *text, uint32_t text_bytes);
 
 struct kvs_files_info {
     uint64_t descriptor_limit; /* RLIMIT_NOFILE, raised to the hard limit */

@@ -152,14 +152,21 @@ static void progress_locked(struct kvs_load *load)
     }
 }
 
-void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer)
+void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span)
 {
-    if (load->state != KVS_LOAD_RUNNING) {
+    if (load->state != KVS_LOAD_RUNNING && load->state != KVS_LOAD_WAITING) {
         return;
     }
+    struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + span];
+    if (run->over) {
+        return; /* given up before, when its root went down */
+    }
+    run->over = 1;
     assert(load->layers[layer].pending > 0);
     load->layers[layer].pending--;
-    progress_locked(load);
+    if (load->state == KVS_LOAD_RUNNING) {
+        progress_locked(load);
+    }
 }
 
 void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
@@ -225,8 +232,8 @@ void kvs_load_admit_locked(struct kvs_store *store)
         load->state = KVS_LOAD_RUNNING;
         store->reserved_total += load->reserved_bytes;
         kvs_wake_all(store);
-        if (load->span_count == 0) {
-            progress_locked(load);
+        progress_locked(load); /* all of it may be given up already */
+        if (load->state == KVS_LOAD_ENDED) {
             return; /* ending it came back here for the others */
         }
     }

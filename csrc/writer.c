@@ -284,7 +284,7 @@ void kvs_writer_progress_locked(struct kvs_writer *writer)
     }
     writer->publishing = 1;
     kvs_writer_hold_locked(writer);
-    if (kvs_job_add_locked(&writer->store->roots[0], kvs_publish_job, writer, 1) < 0) {
+    if (kvs_job_add_anywhere_locked(writer->store, kvs_publish_job, writer, 1) < 0) {
         kvs_writer_end_locked(writer);
         kvs_writer_drop_locked(writer);
     }

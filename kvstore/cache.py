@@ -205,6 +205,7 @@ class Cache:
     def _load(
         self, what: Lease | Hit, *, into: Pages | None, deadline: float | str, flags: int
     ) -> Load:
+        self.store.log_events()
         lease = what if isinstance(what, Lease) else self.lease(what)
         return Load(
             lease,
@@ -228,6 +229,7 @@ class Cache:
         _check_type(chain, Chain, "keys() or wrap()")
         if not 0 <= start <= len(chain):
             raise ValueError(f"start {start} is not within the chain of {len(chain)} blocks")
+        self.store.log_events()
         return Writer(
             self.core,
             self.layout,

@@ -278,7 +278,10 @@ class Load:
 
     @property
     def drained(self) -> "Drained":
-        """Awaitable: done when no read or copy can write caller memory any more."""
+        """Awaitable: done when no read or copy can write caller memory any more.
+
+        A device that never answers keeps its reads, and with them this, for ever: see `io_timeout`.
+        """
         return Drained(self)
 
     def wait_drained(self, timeout: float | str | None = None) -> bool:

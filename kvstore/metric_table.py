@@ -244,6 +244,9 @@ METRICS = (
     _root("reads_queued", "gauge", lambda r: r.reads_queued,
           "reads planned and not wholly handed to the device"),
     _root("queued_bytes", "gauge", lambda r: r.read_bytes_queued, "their bytes not handed over"),
+    _root("down", "gauge", lambda r: r.state != "up",
+          "1: its breaker is open, since its device is in trouble: its blocks are misses"),
+    _root("trips_total", "counter", lambda r: r.trips, "times that its breaker opened"),
     _root("owner", "gauge", lambda r: r.is_owner, "1: this process owns the root"),
     _root("warming", "gauge", lambda r: r.warming, "1: the scan after open is under way"),
     # ---- the clock

@@ -98,11 +98,19 @@ class StageLatency(msgspec.Struct, frozen=True, kw_only=True):
     sum_s: float
 
 
+BREAKER_STATES = ("up", "down", "probing")
+
+
 class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One root. engine_why: what better engines said. lost: what the file system cannot do.
+
+    state: "up"; "down": its device is in trouble and left alone, lookups miss with "root_down";
+    "probing": down and being tried. trouble: why, or why it was the last time; "" when never.
+    down_s, probe_in_s: for how long, and until the next try. trips: how often it went down.
     scrub_bytes_per_s: 0 is off; scrub_pass_extents: looked at in its pass, or the last one.
     device_*: what the device moved since open: cells, what was scrubbed, headers written.
-    used_bytes: of extents and of quarantine_bytes."""
+    used_bytes: of extents and of quarantine_bytes.
+    """
 
     path: str
     engine: str
@@ -128,6 +136,11 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_read_bytes: int
     device_written_bytes: int
     device_errors: int
+    state: str
+    trouble: str
+    down_s: float
+    probe_in_s: float
+    trips: int
     scrub_bytes_per_s: int
     scrub_pass_extents: int
 
@@ -266,6 +279,11 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         device_read_bytes=raw["device_read_bytes"],
         device_written_bytes=raw["device_written_bytes"],
         device_errors=raw["device_errors"],
+        state=BREAKER_STATES[raw["breaker_state"]],
+        trouble=raw["trouble"].decode(errors="replace"),
+        down_s=raw["down_ns"] / 1e9,
+        probe_in_s=raw["probe_in_ns"] / 1e9,
+        trips=raw["breaker_trips"],
         scrub_bytes_per_s=raw["scrub_bytes_per_s"],
         scrub_pass_extents=raw["scrub_pass_extents"],
     )
@@ -294,6 +312,12 @@ def _fallbacks(pool: PoolInfo, files: FilesInfo, roots: Sequence[RootInfo]) -> l
                 f"{root.path}: the pool is not registered with the ring ({root.register_error}):"
                 " more CPU per read; raise the memlock limit (ulimit -l)"
             )
+        if root.state != "up":
+            found.append(
+                f"{root.path}: down for {root.down_s:.0f} s, {root.trips} times so far:"
+                f" {root.trouble}; its blocks are misses, it is tried again"
+                + (f" in {root.probe_in_s:.0f} s" if root.state == "down" else " now")
+            )
         found.extend(f"{root.path}: {LOST_WORDS[word]}" for word in root.lost)
     return found
 
@@ -318,6 +342,7 @@ def render(info: Info) -> str:
             f" depth {root.io_depth}), {format_size(root.used_bytes)} of"
             f" {format_size(root.capacity_bytes)} used, {format_size(root.free_bytes)} free"
             + (", warming" if root.warming else "")
+            + (f", {root.state.upper()}" if root.state != "up" else "")
         )
     lines += [f"note  {fallback}" for fallback in info.fallbacks]
     return "\n".join(lines)

@@ -50,6 +50,7 @@ def open(
     io_depth: int = 64,
     reserve: int | str | None = None,
     min_age: float | str = "60s",
+    io_timeout: float | str = "10s",
     scrub: int | str | None = None,
     _testing: "Injection | None" = None,
 ) -> "Opening[Store]":
@@ -65,13 +66,15 @@ def open(
     io_depth: operations in flight per root. reserve: free bytes left to others per root; None: 1 %
       of the file system, 0: none.
     min_age: extents that another process (a peer) used more recently are not evicted.
+    io_timeout: what one operation of a device may take. A root whose device takes longer, or only
+      fails, goes down: misses instead of waits, until it answers again (`info().roots`).
     scrub: the owner verifies what lies on disk while the device is idle, at most so many bytes a
       second per root ("20MB/s"), each extent once a week; None: only what is loaded is verified.
     Raises OpenError (the message says what to do), ValueError and TypeError for misuse.
     """
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        scrub, _testing,
+        io_timeout, scrub, _testing,
     )  # fmt: skip
     return Opening(
         lambda: in_thread(lambda: Store(options), undo=Store.close_blocking), Store.close
@@ -89,13 +92,14 @@ def open_blocking(
     io_depth: int = 64,
     reserve: int | str | None = None,
     min_age: float | str = "60s",
+    io_timeout: float | str = "10s",
     scrub: int | str | None = None,
     _testing: "Injection | None" = None,
 ) -> "Store":
     """Like `open`, blocking the thread without the GIL; the store is a context manager."""
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        scrub, _testing,
+        io_timeout, scrub, _testing,
     )  # fmt: skip
     return Store(options)
 
@@ -145,6 +149,7 @@ class Store:
 
     def stats(self) -> Stats:
         """Counters since open."""
+        self.log_events()
         _core.sweep()
         self._watch_clock()
         return stats_of(self.core, self.class_names)
@@ -159,6 +164,7 @@ class Store:
 
     def info(self) -> Info:
         """What the store runs on, and everything that is slower than it could be."""
+        self.log_events()
         self._watch_clock()
         return info_of(self.core, VERSION, self._cuda_why)
 
@@ -178,8 +184,14 @@ class Store:
     def tick(self) -> None:
         """One round of housekeeping now: leases, deadlines, expiry, write-back of times."""
         self.core.tick()
+        self.log_events()
         _core.sweep()
         self._watch_clock()
+
+    def log_events(self) -> None:
+        """Roots that went down or came back, to the log. Called wherever work is begun."""
+        for event in self.core.events():
+            _log.warning("%s", event)
 
     async def flush(self, timeout: Timeout = "60s") -> None:
         """Makes what is resident now survive a power cut, whoever put it; what is deleted stays so.
@@ -196,6 +208,8 @@ class Store:
     async def close(self) -> None:
         """Ends loads and writers, waits for what is in flight, keeps times, frees everything.
 
+        Waits 10 s for commits and `io_timeout` for devices. What a device then still holds (memory
+        of reads in flight, the owner's lock) is let go by a thread left behind, when it answers.
         Idempotent. If cancelled, the close goes on by itself.
         """
         await in_thread(self.close_blocking)
@@ -206,9 +220,12 @@ class Store:
             if self.core.closed:
                 return
             _open_stores.discard(self)
+            if self._pid == os.getpid():
+                self.log_events()
             if not self._cuda_why:
                 unregister_from_cuda(self.core.pool_info()["base"])
-            self.core.close()
+            if left := self.core.close():
+                _log.warning("closed, but %d root(s) did not answer: see Store.close", left)
         self.bridges.close()
 
     def _flush(self) -> Handle[None]:

@@ -80,7 +80,7 @@ def on_device(
         finally:
             device.clear()
             device.release_stalled()
-            until(lambda: clock.advance(1) or not reads_in_flight(device))
+            until(lambda: clock.advance(0.001) or not reads_in_flight(device))
 
 
 # ---- what is counted -----------------------------------------------------------------------------
@@ -181,6 +181,23 @@ def test_retention_and_removals(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+def test_a_root_that_is_down_shows(tmp_path: Path) -> None:
+    with on_device(tmp_path, auto_advance=True) as (store, _, device):
+        assert Scrape(store)("kvstore_root_down") == Scrape(store)("kvstore_root_trips_total") == 0
+        device.add(Fault.ERRNO, errno.EIO, io=Io.READ, count=0)
+        kv = store.cache(layout())
+
+        def is_down() -> bool:
+            hit = kv.match(kv.keys(prompt(BLOCKS)))
+            if hit:
+                with kv.load(hit) as load:
+                    load.wait(3)
+            return Scrape(store)("kvstore_root_down") == 1
+
+        until(is_down)
+        assert Scrape(store)("kvstore_root_trips_total") == store.info().roots[0].trips == 1
+
+
 def test_damage_is_counted_and_its_files(store: Store) -> None:
     kv = filled(store)
     store.drop_ram()
@@ -251,7 +268,7 @@ def test_only_who_waited_for_a_layer_counts_as_waiting(tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 load.wait(0, timeout="1ms")
             assert waits() == 1
-            until(lambda: clock.advance(1) or load.core.layer(3) is not None)
+            until(lambda: clock.advance(0.001) or load.core.layer(3) is not None)
             load.wait(3)
             run(_ready_layer(load))
             assert waits() == 1
@@ -272,7 +289,7 @@ def test_waits_of_an_event_loop_count(tmp_path: Path) -> None:
                 waiting = asyncio.create_task(load.layer(0))
                 while not waiting.done():
                     await asyncio.sleep(0)  # it asks before the device does anything
-                    clock.advance(1)
+                    clock.advance(0.001)
                 await waiting
                 load.cancel()
 
