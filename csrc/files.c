@@ -217,8 +217,11 @@ static void open_job(struct kvs_root *root, void *argument)
     kvs_lock(store);
     int again = extent->unreadable;
     kvs_unlock(store);
+    int64_t begun_ns = kvs_store_now_ns(store);
     enum kvs_reason reason = open_known(root, extent, &file);
+    int64_t took_ns = kvs_store_now_ns(store) - begun_ns;
     kvs_lock(store);
+    kvs_latency_note(&store->latencies[KVS_STAGE_OPEN], took_ns);
     if (!reason && kvs_file_attach_locked(store, extent, file) == 0) {
         file = NULL;
     } else if (!reason) {

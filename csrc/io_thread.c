@@ -136,6 +136,19 @@ static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
     }
 }
 
+static void count_piece_locked(struct kvs_root *root, const struct kvs_slot *slot, int error,
+                               int64_t took_ns)
+{
+    int write = slot->op.kind == KVS_IO_WRITE;
+    if (error) {
+        root->device_errors++;
+        return;
+    }
+    *(write ? &root->device_written_bytes : &root->device_read_bytes) += slot->piece_bytes;
+    enum kvs_stage stage = write ? KVS_STAGE_WRITE : KVS_STAGE_READ;
+    kvs_latency_note(&root->store->latencies[stage], took_ns);
+}
+
 /* Returns the transfer when this was its last piece. */
 static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *slot)
 {
@@ -149,6 +162,7 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
     }
     int64_t took_ns = kvs_store_now_ns(root->store) - slot->started_ns;
     kvs_lock(root->store);
+    count_piece_locked(root, slot, error, took_ns);
     if (!slot->late) {
         kvs_breaker_note_locked(root, error, took_ns);
     }

@@ -61,10 +61,13 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
     return at;
 }
 
-static void count_lookup(struct kvs_store *store, uint64_t blocks, uint64_t count,
+static void count_lookup(struct kvs_cache *cache, uint64_t blocks, uint64_t count,
                          enum kvs_reason reason)
 {
+    struct kvs_store *store = cache->store;
     store->stats.lookups++;
+    store->stats.hit_tokens += blocks * cache->ns->block_tokens;
+    store->stats.missed_tokens += (count - blocks) * cache->ns->block_tokens;
     store->stats.hit_blocks += blocks;
     store->stats.missed_blocks += count - blocks;
     if (reason) {
@@ -82,7 +85,7 @@ int kvs_match(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t coun
     }
     kvs_lock(store);
     out->blocks = kvs_match_locked(store, cache->ns, keys, count, &out->reason);
-    count_lookup(store, out->blocks, count, out->reason);
+    count_lookup(cache, out->blocks, count, out->reason);
     kvs_unlock(store);
     return 0;
 }

@@ -209,6 +209,7 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     kvs_worker_at(root);
     int error = header_write(root, writer, made);
     kvs_lock(store);
+    root->device_written_bytes += error ? 0 : made->header_bytes;
     extent->last_use_s = extent->written_use_s = kvs_store_now_s(store);
     extent->valid_until_s = extent->last_use_s + store->classes[writer->class_number].ttl_s;
     extent->times_ours = 1;

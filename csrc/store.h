@@ -21,6 +21,7 @@
 #ifndef KVS_STORE_H
 #define KVS_STORE_H
 
+#include "scrub.h"
 #include "types.h"
 
 /* ---- store.c ---- */
@@ -50,6 +51,9 @@ int64_t kvs_store_now_ns(struct kvs_store *store);
 int64_t kvs_store_now_s(struct kvs_store *store);
 /* Follows the wall clock, or names a step of it. */
 void kvs_wall_round_locked(struct kvs_store *store, int64_t now_ns);
+
+/* ---- info.c ---- */
+void kvs_load_count_locked(struct kvs_load *load); /* it has ended */
 
 /* ---- ticket.c ---- */
 struct kvs_ticket *kvs_ticket_open(struct kvs_store *store, int refs); /* NULL: no memory */
@@ -272,6 +276,8 @@ void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t s
 /* Blocks from `block` (absolute) on are bad in `layer` and all later ones. */
 void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
                          enum kvs_reason reason);
+/* Why there are fewer blocks than asked for in `layer`, which is ready. */
+enum kvs_reason kvs_load_reason_locked(const struct kvs_load *load, uint32_t layer);
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);
@@ -375,16 +381,6 @@ void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
 /* Jobs for what changed long enough ago, or for all. */
 void kvs_times_write_back_locked(struct kvs_root *root, int64_t now_ns, int all);
 void kvs_times_flush_all(struct kvs_store *store);
-
-/* ---- scrub.c ---- */
-int kvs_scrub_open(struct kvs_root *root, uint64_t bytes_per_s); /* 0: none */
-void kvs_scrub_close(struct kvs_root *root);                     /* after the threads left */
-/* Begins the next step when it may. */
-void kvs_scrub_next_locked(struct kvs_root *root);
-/* The extent left the index: what is open of it is of no use any more. */
-void kvs_scrub_gone_locked(struct kvs_root *root, const struct kvs_extent *extent);
-void kvs_scrub_read_done(struct kvs_root *root); /* I/O thread */
-void kvs_scrub_info_locked(const struct kvs_root *root, struct kvs_root_info *out);
 
 /* ---- quarantine.c ---- */
 void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,

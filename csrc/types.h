@@ -190,6 +190,7 @@ struct kvs_root {
     struct kvs_slot *slots, *free_slot;
     uint32_t slot_count, ops_in_flight, ops_in_flight_max;
     uint64_t bytes_in_flight, bytes_in_flight_max;
+    uint64_t device_read_bytes, device_written_bytes, device_errors;
     struct kvs_transfer *reads, **reads_tail; /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;
     uint64_t read_bytes_queued, plan_round;
@@ -290,6 +291,7 @@ struct kvs_store {
     uintptr_t flush_life; /* how often a root went down: a sync of before may never end */
     int flushing;
     struct kvs_stats stats;
+    struct kvs_latency latencies[KVS_STAGE_COUNT];
     struct kvs_event events[KVS_EVENTS];
     uint32_t event_first;
     atomic_uint event_count;

@@ -183,6 +183,7 @@ struct kvs_writer {
     struct kvs_writer_extent **made;
     uint32_t made_count;
     struct kvs_ticket *commit; /* held */
+    int64_t commit_ns;
     struct kvs_writer_stats stats;
 };
 

@@ -74,6 +74,8 @@ LOST = {
     "atime": KVS_FS_LOST_ATIME,
     "write": KVS_FS_LOST_WRITE,
 }
+LATENCY_EDGES_NS = tuple(kvs_latency_edge_ns(i) for i in range(KVS_LATENCY_BUCKETS - 1))
+STAGES = tuple(kvs_stage_name(<kvs_stage>i).decode() for i in range(KVS_STAGE_COUNT))
 REASONS = tuple(kvs_reason_name(<kvs_reason>i).decode() for i in range(KVS_REASON_COUNT))
 
 
@@ -473,6 +475,19 @@ cdef class Store(Handle):
         cdef kvs_stats_struct numbers
         kvs_stats(self.open_handle(), &numbers)
         return numbers
+
+    def stage_latency(self, int stage):
+        """Counts per bucket, and the sum in ns."""
+        cdef kvs_latency numbers
+        if not 0 <= stage < KVS_STAGE_COUNT:
+            raise ValueError(f"no stage {stage}")
+        kvs_stage_latency(self.open_handle(), <kvs_stage>stage, &numbers)
+        return numbers
+
+    def note_layer_wait(self, int64_t ns):
+        """Of a load that may outlive its store: then it is nobody's figure."""
+        if self.handle is not NULL and self.mine():
+            kvs_layer_wait_note(self.handle, ns)
 
     def events(self):
         """Roots that went down or came back since the last call, as lines for a log."""

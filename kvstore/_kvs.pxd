@@ -60,6 +60,16 @@ cdef extern from "io.h" nogil:
 
     const char *kvs_io_uring_kind()
 
+cdef extern from "latency.h" nogil:
+    enum:
+        KVS_LATENCY_BUCKETS
+
+    struct kvs_latency:
+        uint64_t counts[24]
+        uint64_t sum_ns
+
+    uint64_t kvs_latency_edge_ns(uint32_t bucket)
+
 cdef extern from "kvs.h" nogil:
     enum:
         KVS_ROOTS_MAX
@@ -241,7 +251,7 @@ cdef extern from "kvs.h" nogil:
     int kvs_flush(kvs_store *store, kvs_ticket **out)
 
     struct kvs_stats_struct "kvs_stats":
-        uint64_t lookups, hit_blocks, missed_blocks
+        uint64_t lookups, hit_blocks, missed_blocks, hit_tokens, missed_tokens
         uint64_t loads, loads_short, disk_bytes, ram_bytes, reads
         uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
         uint64_t published_extents
@@ -253,10 +263,21 @@ cdef extern from "kvs.h" nogil:
         uint64_t evicted_age_s_sum[16]
         uint64_t removed_in_class[16]
         uint64_t misses_by_reason[16]
+        uint64_t loads_by_reason[16]
+        uint64_t disk_tokens, ram_tokens
+        uint64_t loads_running, loads_waiting
+        uint64_t puts_queued, writes_in_progress
         uint64_t extents, blocks, leases, open_files, regions
         uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes, index_bytes
 
     void kvs_stats(kvs_store *store, kvs_stats_struct *out)
+
+    enum kvs_stage:
+        KVS_STAGE_COUNT
+
+    const char *kvs_stage_name(kvs_stage stage)
+    void kvs_stage_latency(kvs_store *store, kvs_stage stage, kvs_latency *out)
+    void kvs_layer_wait_note(kvs_store *store, int64_t ns)
 
     struct kvs_root_info_struct "kvs_root_info":
         char path[1024]
@@ -271,6 +292,8 @@ cdef extern from "kvs.h" nogil:
         uint32_t io_depth
         uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes
         uint64_t quarantine_files, quarantine_bytes, reads_in_flight_max
+        uint64_t ops_in_flight, bytes_in_flight, reads_queued, read_bytes_queued
+        uint64_t device_read_bytes, device_written_bytes, device_errors
         uint32_t breaker_state
         uint64_t breaker_trips
         int64_t down_ns, probe_in_ns

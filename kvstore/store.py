@@ -19,7 +19,17 @@ from kvstore.cache import Cache, Timeout
 from kvstore.layout import Layout
 from kvstore.memory import register_with_cuda, unregister_from_cuda
 from kvstore.options import RETENTION, AnyPath, Capacity, Options
-from kvstore.report import CLOCK_STEP_S, Info, Stats, clock_step_words, info_of, stats_of
+from kvstore.report import (
+    CLOCK_STEP_S,
+    Info,
+    StageLatency,
+    Stats,
+    clock_step_words,
+    info_of,
+    latency_of,
+    stats_of,
+)
+from kvstore.tracing import tracer_of_program
 from kvstore.version import VERSION
 
 if TYPE_CHECKING:
@@ -102,7 +112,9 @@ class Store:
         self._cuda_why = "not yet"
         self.core = core = options.open_core()
         self.bridges = Bridges(core)
-        self.class_names = tuple(options.retention)
+        self.retention = dict(options.retention)
+        self.class_names = tuple(self.retention)
+        self.tracer = tracer_of_program()
         self.default_class = self.class_names.index(options.default_class)
         self._caches: dict[str, Cache] = {}
         self._closing = threading.Lock()
@@ -139,6 +151,14 @@ class Store:
         _core.sweep()
         self._watch_clock()
         return stats_of(self.core, self.class_names)
+
+    def latency(self) -> dict[str, StageLatency]:
+        """Where time went since open, by stage: histograms of seconds.
+
+        "read", "write": one operation of the device; "open": an extent's file; "first_layer",
+        "load": from the start of a load; "commit"; "layer_wait": a caller waited for a layer.
+        """
+        return latency_of(self.core)
 
     def info(self) -> Info:
         """What the store runs on, and everything that is slower than it could be."""
