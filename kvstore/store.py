@@ -19,7 +19,17 @@ from kvstore.cache import Cache, Timeout
 from kvstore.layout import Layout
 from kvstore.memory import register_with_cuda, unregister_from_cuda
 from kvstore.options import RETENTION, AnyPath, Capacity, Options
-from kvstore.report import CLOCK_STEP_S, Info, Stats, clock_step_words, info_of, stats_of
+from kvstore.report import (
+    CLOCK_STEP_S,
+    Info,
+    StageLatency,
+    Stats,
+    clock_step_words,
+    info_of,
+    latency_of,
+    stats_of,
+)
+from kvstore.tracing import tracer_of_program
 from kvstore.version import VERSION
 
 if TYPE_CHECKING:
@@ -40,6 +50,7 @@ def open(
     io_depth: int = 64,
     reserve: int | str | None = None,
     min_age: float | str = "60s",
+    io_timeout: float | str = "10s",
     scrub: int | str | None = None,
     _testing: "Injection | None" = None,
 ) -> "Opening[Store]":
@@ -55,13 +66,15 @@ def open(
     io_depth: operations in flight per root. reserve: free bytes left to others per root; None: 1 %
       of the file system, 0: none.
     min_age: extents that another process (a peer) used more recently are not evicted.
+    io_timeout: what one operation of a device may take. A root whose device takes longer, or only
+      fails, goes down: misses instead of waits, until it answers again (`info().roots`).
     scrub: the owner verifies what lies on disk while the device is idle, at most so many bytes a
       second per root ("20MB/s"), each extent once a week; None: only what is loaded is verified.
     Raises OpenError (the message says what to do), ValueError and TypeError for misuse.
     """
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        scrub, _testing,
+        io_timeout, scrub, _testing,
     )  # fmt: skip
     return Opening(
         lambda: in_thread(lambda: Store(options), undo=Store.close_blocking), Store.close
@@ -79,13 +92,14 @@ def open_blocking(
     io_depth: int = 64,
     reserve: int | str | None = None,
     min_age: float | str = "60s",
+    io_timeout: float | str = "10s",
     scrub: int | str | None = None,
     _testing: "Injection | None" = None,
 ) -> "Store":
     """Like `open`, blocking the thread without the GIL; the store is a context manager."""
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        scrub, _testing,
+        io_timeout, scrub, _testing,
     )  # fmt: skip
     return Store(options)
 
@@ -98,7 +112,9 @@ class Store:
         self._cuda_why = "not yet"
         self.core = core = options.open_core()
         self.bridges = Bridges(core)
-        self.class_names = tuple(options.retention)
+        self.retention = dict(options.retention)
+        self.class_names = tuple(self.retention)
+        self.tracer = tracer_of_program()
         self.default_class = self.class_names.index(options.default_class)
         self._caches: dict[str, Cache] = {}
         self._closing = threading.Lock()
@@ -131,12 +147,22 @@ class Store:
 
     def stats(self) -> Stats:
         """Counters since open."""
+        self.log_events()
         _core.sweep()
         self._watch_clock()
         return stats_of(self.core, self.class_names)
 
+    def latency(self) -> dict[str, StageLatency]:
+        """Where time went since open, by stage: histograms of seconds.
+
+        "read", "write": one operation of the device; "open": an extent's file; "first_layer",
+        "load": from the start of a load; "commit"; "layer_wait": a caller waited for a layer.
+        """
+        return latency_of(self.core)
+
     def info(self) -> Info:
         """What the store runs on, and everything that is slower than it could be."""
+        self.log_events()
         self._watch_clock()
         return info_of(self.core, VERSION, self._cuda_why)
 
@@ -156,8 +182,14 @@ class Store:
     def tick(self) -> None:
         """One round of housekeeping now: leases, deadlines, expiry, write-back of times."""
         self.core.tick()
+        self.log_events()
         _core.sweep()
         self._watch_clock()
+
+    def log_events(self) -> None:
+        """Roots that went down or came back, to the log. Called wherever work is begun."""
+        for event in self.core.events():
+            _log.warning("%s", event)
 
     async def flush(self, timeout: Timeout = "60s") -> None:
         """Makes what is resident now survive a power cut, whoever put it; what is deleted stays so.
@@ -174,6 +206,8 @@ class Store:
     async def close(self) -> None:
         """Ends loads and writers, waits for what is in flight, keeps times, frees everything.
 
+        Waits 10 s for commits and `io_timeout` for devices. What a device then still holds (memory
+        of reads in flight, the owner's lock) is let go by a thread left behind, when it answers.
         Idempotent. If cancelled, the close goes on by itself.
         """
         await in_thread(self.close_blocking)
@@ -186,6 +220,7 @@ class Store:
             if self.core.closed:
                 return
             _open_stores.discard(self)
+            self.log_events()
             _close(self.core, self.bridges, registered=not self._cuda_why)
 
     def _flush(self) -> Handle[None]:
@@ -219,7 +254,8 @@ class Store:
 def _close(core: _core.Store, bridges: Bridges, *, registered: bool) -> None:
     if registered:
         unregister_from_cuda(core.pool_info()["base"])
-    core.close()
+    if left := core.close():
+        _log.warning("closed, but %d root(s) did not answer: see Store.close", left)
     bridges.close()  # else loops that go on keep the pool mapped
 
 
