@@ -80,7 +80,7 @@ def on_device(
         finally:
             device.clear()
             device.release_stalled()
-            until(lambda: clock.advance(1) or not reads_in_flight(device))
+            until(lambda: clock.advance(0.001) or not reads_in_flight(device))
 
 
 # ---- what is counted -----------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_only_who_waited_for_a_layer_counts_as_waiting(tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 load.wait(0, timeout="1ms")
             assert waits() == 1
-            until(lambda: clock.advance(1) or load.core.layer(3) is not None)
+            until(lambda: clock.advance(0.001) or load.core.layer(3) is not None)
             load.wait(3)
             run(_ready_layer(load))
             assert waits() == 1
@@ -272,7 +272,7 @@ def test_waits_of_an_event_loop_count(tmp_path: Path) -> None:
                 waiting = asyncio.create_task(load.layer(0))
                 while not waiting.done():
                     await asyncio.sleep(0)  # it asks before the device does anything
-                    clock.advance(1)
+                    clock.advance(0.001)
                 await waiting
                 load.cancel()
 
