@@ -294,7 +294,9 @@ void kvs_root_stop(struct kvs_root *root)
         kvs_root_wake(root);
         kvs_unlock(root->store);
         pthread_join(root->io_thread, NULL);
-        root->io_running = 0;
+        kvs_lock(root->store);
+        root->io_running = 0; /* views may be released any time: nobody wakes a closed engine */
+        kvs_unlock(root->store);
     }
     kvs_jobs_stop(root);
 }

@@ -110,6 +110,13 @@ static int scan_bucket(struct kvs_root *root, struct kvs_namespace *ns, const ch
     return error;
 }
 
+/* As FORMAT has them. A tmp/ may be older than the store, and hold what is not ours to remove. */
+static int is_temporary(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 7 && strncmp(name, "kv-", 3) == 0 && strcmp(name + length - 4, ".tmp") == 0;
+}
+
 /* Names that a dead process left in a tmp/; ours are younger than an hour. One that was about to be
  * linked has its valid-until for mtime, days ahead: there atime says when that was. The file system
  * dates them by the real wall clock: after a step the worst is that a put under way is dropped. */
@@ -123,7 +130,7 @@ static void sweep_temporaries(struct kvs_root *root, const char *directory)
     int64_t now_s = root->store->clock->wall_s(root->store->clock);
     for (uint32_t i = 0; i < names.count; i++) {
         snprintf(path, sizeof(path), "%s/%s", directory, names.list[i]);
-        if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 &&
+        if (is_temporary(names.list[i]) && fs->calls->stat_path(fs, root->fd, path, &stat) == 0 &&
             (stat.mtime_s < now_s ? stat.mtime_s : stat.atime_s) + 3600 < now_s) {
             fs->calls->unlink(fs, root->fd, path);
         }
@@ -222,7 +229,10 @@ static void rescan_job(struct kvs_root *root, void *argument)
 {
     (void)argument;
     kvs_unnamed_forget(root);
-    if (root->is_owner) {
+    kvs_lock(root->store);
+    int looks = root->is_owner && !root->warming; /* one that has just taken over is at it already */
+    kvs_unlock(root->store);
+    if (looks) {
         look(root);
         kvs_room_restore(root);
     }

@@ -232,14 +232,14 @@ def keep(Ticket ticket, objects):
     for _ in range(min(2, len(_kept))):
         oldest = next(iter(_kept))
         entry = _kept.pop(oldest)
-        if (<Ticket>entry[0]).done() is None:
+        if (<Ticket>entry[0]).pending():
             _kept[oldest] = entry
 
 
 def sweep():
     """Lets go of everything the core is done with; returns how many entries are left."""
     for number, entry in list(_kept.items()):
-        if (<Ticket>entry[0]).done() is not None:
+        if not (<Ticket>entry[0]).pending():
             _kept.pop(number, None)
     return len(_kept)
 
@@ -306,6 +306,10 @@ cdef class Ticket(Handle):
             return None
         _kept.pop(id(self), None)
         return result
+
+    cdef bint pending(self) except -1:
+        """Whether the core may still work on it; not for what a forked child has of its parent."""
+        return self.mine() and self.done() is None
 
     def send(self, Queue queue, uint64_t token):
         """When done (or at once) the queue gets `token`. None takes it back."""

@@ -104,6 +104,8 @@ class Store:
     """Directories of one host under one budget, any number of layouts. Made by `open`."""
 
     def __init__(self, options: Options) -> None:
+        self._pid = os.getpid()
+        self._cuda_why = "not yet"
         self.core = core = options.open_core()
         self.bridges = Bridges(core)
         self.retention = dict(options.retention)
@@ -111,9 +113,7 @@ class Store:
         self.tracer = tracer_of_program()
         self.default_class = self.class_names.index(options.default_class)
         self._caches: dict[str, Cache] = {}
-        self._caches_lock = threading.Lock()
         self._closing = threading.Lock()
-        self._pid = os.getpid()
         self._clock_step_s = 0
         where = core.pool_info()
         self._cuda_why = register_with_cuda(where["base"], where["bytes"])
@@ -127,10 +127,8 @@ class Store:
         if not isinstance(layout, Layout):
             raise TypeError(f"a cache is of a Layout, not {type(layout).__name__}")
         namespace = layout.namespace
-        with self._caches_lock:
-            if namespace not in self._caches:
-                self._caches[namespace] = Cache(self, layout)
-            return self._caches[namespace]
+        known = self._caches.get(namespace)
+        return known or self._caches.setdefault(namespace, Cache(self, layout))
 
     def class_number(self, retain: str | None, *, otherwise: int) -> int:
         """The core's number of a retention class; ValueError for one that open() did not name."""
@@ -202,14 +200,13 @@ class Store:
 
     def close_blocking(self) -> None:
         """The same, blocking the thread without the GIL."""
+        if self._pid != os.getpid():
+            return  # its parent's; the lock may have been held at the fork
         with self._closing:
             if self.core.closed:
                 return
             _open_stores.discard(self)
-            if not self._cuda_why:
-                unregister_from_cuda(self.core.pool_info()["base"])
-            self.core.close()
-        self.bridges.close()
+            _close(self.core, self.bridges, registered=not self._cuda_why)
 
     def _flush(self) -> Handle[None]:
         return Handle(self.bridges, self.core.flush(), "flush", lambda _: None)
@@ -231,7 +228,19 @@ class Store:
         if core is None or core.closed or self._pid != os.getpid():
             return
         warnings.warn("a kvstore.Store was not closed", ResourceWarning, stacklevel=2)
-        threading.Thread(target=core.close, name="kvstore-close").start()
+        threading.Thread(
+            target=_close,
+            args=(core, self.bridges),
+            kwargs={"registered": not self._cuda_why},
+            name="kvstore-close",
+        ).start()
+
+
+def _close(core: _core.Store, bridges: Bridges, *, registered: bool) -> None:
+    if registered:
+        unregister_from_cuda(core.pool_info()["base"])
+    core.close()
+    bridges.close()  # else loops that go on keep the pool mapped
 
 
 def _log_opening(info: Info) -> None:
