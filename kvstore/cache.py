@@ -293,7 +293,10 @@ class Cache:
             raise
 
     async def delete(self, key: bytes, *, timeout: Timeout = "30s") -> int:
-        """Forgets every extent that holds the key; how many. TimeoutError: not yet, it goes on."""
+        """Forgets every extent that holds the key; how many. TimeoutError: not yet, it goes on.
+
+        OSError: a root that is down, or could not be looked through, may hold it still.
+        """
         return await self._delete(key).finish(timeout)
 
     def delete_blocking(self, key: bytes, *, timeout: Timeout = "30s") -> int:
