@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.extent_check import Checked, Checker
+from kvstore.fsck.extent import Checked, Checker
 
 DIRECTORY = "quarantine"
 FILES_MAX = 64  # as the core keeps at most

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from kvstore import _core
-from kvstore.extent_check import Checker
-from kvstore.fsck_namespace import is_bucket, is_namespace, key_of_name
-from kvstore.fsck_run import Entry, entries
+from kvstore.fsck.extent import Checker
+from kvstore.fsck.namespace import is_bucket, is_namespace, key_of_name
+from kvstore.fsck.run import Entry, entries
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):

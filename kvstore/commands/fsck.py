@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.commands.common import declare, need_directory, to_json
-from kvstore.fsck import check
-from kvstore.fsck_report import OPERATIONAL, USAGE, render
+from kvstore.fsck.check import check
+from kvstore.fsck.report import OPERATIONAL, USAGE, render
 from kvstore.units import format_size, parse_duration
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore import quarantine
-from kvstore.extent_check import last_use_kept, open_quietly
-from kvstore.fsck_report import KINDS, Finding, Report
+from kvstore.fsck.extent import last_use_kept, open_quietly
+from kvstore.fsck.report import KINDS, Finding, Report
 from kvstore.quarantine import printable
 
 Fix = Callable[[str], None]

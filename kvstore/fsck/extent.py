@@ -26,7 +26,7 @@ _FOREIGN = ("version", "unknown")
 
 
 class Checked(msgspec.Struct, kw_only=True):
-    """What a file turned out to be. trouble: a kind of `fsck_report.KINDS`, "" when it is good.
+    """What a file turned out to be. trouble: a kind of `report.KINDS`, "" when it is good.
 
     header: as `_core.decode_header` gives it, as far as it was sound. read_bytes: of cells.
     """
