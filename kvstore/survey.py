@@ -14,7 +14,7 @@ import msgspec
 from kvstore import _core
 from kvstore.fsck.extent import Checker
 from kvstore.fsck.namespace import is_bucket, is_namespace, key_of_name
-from kvstore.fsck.run import Entry, entries
+from kvstore.fsck.quiet import Entry, entries
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kvstore.cli import main
-from kvstore.fsck import extent
+from kvstore.fsck import extent, quiet
 from kvstore.fsck.check import check
-from kvstore.fsck.extent import last_use_kept
+from kvstore.fsck.quiet import last_use_kept
 from kvstore.fsck.report import KINDS
 from tests.support.filled_root import (
     BLOCKS,
@@ -194,7 +194,7 @@ def test_recency_stays_without_the_right_to_o_noatime(
     for path in extents(root):  # with mtime ahead of atime every read moves atime (relatime)
         os.utime(path, (time.time() - DAY_S, path.stat().st_mtime))
     before = times(root)
-    monkeypatch.setattr(extent.os, "open", other_user)
+    monkeypatch.setattr(quiet.os, "open", other_user)
     code, told = run_fsck(root, "--deep")
     assert (code, told["findings"]) == (0, [])
     assert len(refused) >= 2

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from kvstore.fsck.extent import Checker
+from kvstore.fsck.quiet import Entry
 from kvstore.fsck.report import NamespaceReport
-from kvstore.fsck.run import Entry, Run
+from kvstore.fsck.run import Run
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
 _BUCKET = re.compile(r"[0-9a-f]{3}")
