@@ -231,7 +231,6 @@ def test_the_command_prints_writes_and_refuses(
         (["explain", str(a), str(tmp_path / "none.txt")], "none.txt"),
         (["explain", str(a), str(b), "--tokenizer", str(tmp_path / "t")], "tokenizer.json"),
         (["explain", str(a), str(b), "--price", "x"], "no price of 'x'"),
-        (["explain", str(a), str(b), "--block-tokens", "0"], "block_tokens"),
     ):
         assert main(wrong) == 1
         assert why in capsys.readouterr().err
