@@ -6,7 +6,6 @@ read the output went away.
 """
 
 import argparse
-import errno
 import logging
 import os
 import sys
@@ -25,34 +24,28 @@ from kvstore.commands import (
     stat,
     top,
 )
-from kvstore.commands.common import FAILED, Parser
+from kvstore.commands.common import FAILED, Parser, said
 from kvstore.errors import KvstoreError
 from kvstore.version import VERSION
 
 _WORDS = (info, stat, ls, show, du, top, fsck, quarantine, plan, explain, replay)
 INTERRUPTED, NO_READER = 130, 141  # as a shell has them: 128 and the number of the signal
 CODES = "in the help of each word; of all: 130 Ctrl-C ended it, 141 nobody reads the output"
-_WHAT_TO_DO = {
-    errno.ENOENT: "check the path",
-    errno.EACCES: "run it as the user that owns it",
-    errno.EPERM: "run it as the user that owns it",
-    errno.ENOSPC: "make room",
-    errno.EIO: "look at the kernel's log for the disk's errors",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit code."""
     try:
-        code = _main(arguments)
-        sys.stdout.flush()
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # What is still buffered has nowhere to go; the interpreter would complain at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
-    return code
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -65,21 +58,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (KvstoreError, OSError, ValueError, KeyError) as error:
-        print(f"kvstore: {_told(error)}", file=sys.stderr)
+        print(f"kvstore: {said(error)}", file=sys.stderr)
         return FAILED
     return code
-
-
-def _told(error: Exception) -> str:
-    """In one line."""
-    if isinstance(error, KeyError) and error.args:
-        told = str(error.args[0])
-    elif isinstance(error, OSError) and error.filename is not None:
-        hint = _WHAT_TO_DO.get(error.errno or 0)
-        told = f"{os.fsdecode(error.filename)}: {error.strerror}" + (f"; {hint}" if hint else "")
-    else:
-        told = str(error)
-    return " ".join(told.split())
 
 
 class _Help(argparse.HelpFormatter):

@@ -226,7 +226,6 @@ def test_the_command_prints_writes_and_refuses(
     assert "timestamp" in capsys.readouterr().out
     assert "tokens lost" in report.read_text()
     for wrong, why in (
-        (["explain", str(a)], "two prompts"),
         (["explain", "--lint", str(tmp_path / "none")], "not a directory"),
         (["explain", str(a), str(tmp_path / "none.txt")], "none.txt"),
         (["explain", str(a), str(b), "--tokenizer", str(tmp_path / "t")], "tokenizer.json"),

@@ -1,6 +1,8 @@
 """What the words of the `kvstore` command share: how they are declared, print, and fail."""
 
 import argparse
+import errno
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -15,6 +17,13 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 CODES = "0 done; 1 it could not be done, stderr says why; 2 the command line is wrong"
+_WHAT_TO_DO = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "run it as the user that owns it",
+    errno.EPERM: "run it as the user that owns it",
+    errno.ENOSPC: "make room",
+    errno.EIO: "look at the kernel's log for the disk's errors",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -118,6 +127,18 @@ def clock(time_s: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
     except (OverflowError, ValueError, OSError):
         return f"{time_s:.0f} s"
+
+
+def said(error: Exception) -> str:
+    """What went wrong, in one line, and what to do about it where that can be told."""
+    if isinstance(error, KeyError) and error.args:
+        told = str(error.args[0])
+    elif isinstance(error, OSError) and error.filename is not None:
+        hint = _WHAT_TO_DO.get(error.errno or 0)
+        told = f"{os.fsdecode(error.filename)}: {error.strerror}" + (f"; {hint}" if hint else "")
+    else:
+        told = str(error)
+    return " ".join(told.split())
 
 
 def need_directory(path: Path) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.commands.common import declare, need_directory, seconds, to_json
+from kvstore.commands.common import declare, need_directory, said, seconds, to_json
 from kvstore.fsck.check import check
 from kvstore.fsck.report import OPERATIONAL, USAGE, render
 from kvstore.units import format_size
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         )
         return OPERATIONAL
     except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
-        print(f"kvstore: {error}", file=sys.stderr)
+        print(f"kvstore: {said(error)}", file=sys.stderr)
         return OPERATIONAL
     if sys.stderr.isatty():
         print("\033[K", end="", file=sys.stderr)

@@ -112,7 +112,7 @@ def _shown(plain: bool) -> Iterator[_Show]:
         yield lambda text: print(text, flush=True)
         return
     with Live(console=Console(), auto_refresh=False) as live:
-        yield lambda text: live.update(Text(text), refresh=True)
+        yield lambda text: live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
 
 
 @contextmanager
@@ -156,17 +156,18 @@ def render(looks: Looks) -> str:
 def _root(look: Look) -> str:
     removed = ", ".join(f"{count:,} {reason}" for reason, count in look.removed.items())
     device = look.device
+    rates = (
+        f", device {device.name}: {format_size(round(device.read))}/s read,"
+        f" {format_size(round(device.written))}/s written"
+        if device
+        else ""
+    )
     lines = [
-        f"{look.root}  owner: {look.owner or 'none'}",
-        f"written {format_size(round(look.written_bytes_per_s))}/s, free"
-        f" {format_size(look.free_bytes)} of {format_size(look.file_system_bytes)}"
-        + (
-            f", device {device.name}: {format_size(round(device.read))}/s read,"
-            f" {format_size(round(device.written))}/s written"
-            if device
-            else ""
-        ),
-        *([f"removed since the start: {removed}"] if removed else []),
+        f"root     {look.root}",
+        f"owner    {look.owner or 'none: nobody has it open'}",
+        f"written  {format_size(round(look.written_bytes_per_s))}/s{rates}",
+        f"free     {format_size(look.free_bytes)} of {format_size(look.file_system_bytes)}",
+        f"removed  {removed + ', since the start' if removed else 'nothing yet'}",
         table(
             [
                 ["namespace", "extents", "on disk", "new", "blocks", "removed", "used"],
