@@ -237,7 +237,8 @@ def test_top_refuses_what_makes_no_sense(root: Path, words: list[str]) -> None:
 def test_top_on_a_terminal_follows_the_store_and_ends_with_q_or_ctrl_c(
     root: Path, keys: Keys, end: bytes, without_rich: bool
 ) -> None:
-    """In a child with a terminal of its own: that somebody opens the store is drawn, then the key ends it."""
+    """In a child with a terminal of its own. That somebody opens the store is drawn; the key ends
+    it."""
     hide = "import sys; sys.modules['rich.live'] = None; " if without_rich else ""
     code = f"{hide}from kvstore.cli import main; raise SystemExit(main())"
     words = [sys.executable, "-c", code, "top", str(root), "--interval", "50ms"]
