@@ -40,7 +40,7 @@ def add(commands: "Commands") -> None:
     what.add_argument("--config", type=Path, metavar="FILE", help="the model's config.json")
     what.add_argument("--model", help="a published model; without any of these three, all known")
     what.add_argument(
-        "--bytes-per-token", type=argument(parse_size), metavar="SIZE", help="of the whole cache"
+        "--bytes-per-token", type=argument(_size), metavar="SIZE", help="of the whole cache"
     )
     parser.add_argument("--dtype", help="of the cache, with --config; else the model's")
     parser.add_argument(
@@ -90,6 +90,13 @@ def run(options: argparse.Namespace) -> int:
     )
     print(to_json(made) if options.json else render(made))
     return DONE
+
+
+def _size(text: str) -> int:
+    size = parse_size(text)
+    if not size:
+        raise ValueError("a token takes a byte or more")
+    return size
 
 
 def _duration_s(text: str) -> float:

@@ -4,6 +4,7 @@ On a terminal one picture that is drawn over (with rich), else the looks one aft
 """
 
 import argparse
+import os
 import select
 import sys
 import time
@@ -140,8 +141,10 @@ def _slept(seconds: float) -> bool:
 def _q_pressed(seconds: float) -> bool:
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0:
-        if select.select([sys.stdin], [], [], left_s)[0] and sys.stdin.read(1) in ("q", "Q", ""):
-            return True
+        if select.select([sys.stdin], [], [], left_s)[0]:
+            typed = os.read(sys.stdin.fileno(), 64)
+            if not typed or b"q" in typed.lower():
+                return True
     return False
 
 

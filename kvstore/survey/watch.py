@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore import _core
-from kvstore.removals import read_removals
+from kvstore.removals import Removals, read_removals
 from kvstore.survey.extents import (
     Extent,
     buckets,
@@ -83,6 +83,8 @@ class Watch:
         self._models: dict[str, str] = {}
         self._untold: list[tuple[Extent, float]] = []
         self._reasons: Counter[str] = Counter()
+        self._removals: Removals | None = None
+        self._ring_ns = 0
         self._last: tuple[float, float] | None = None  # monotonic and wall seconds
         self._sectors: tuple[str, int, int] | None = None
 
@@ -176,7 +178,7 @@ class Watch:
         self._untold += [(extent, since_s) for extent in gone]
         if not self._untold:
             return
-        removals = read_removals(self._root)
+        removals = self._ring()
         untold = []
         for extent, since_s in self._untold:
             removal = removals.of(extent.namespace, bytes.fromhex(extent.key))
@@ -185,6 +187,16 @@ class Watch:
             else:
                 untold.append((extent, since_s))
         self._untold = untold[-_UNTOLD_MAX:]
+
+    def _ring(self) -> Removals:
+        """What it says; read again only when its owner wrote it anew."""
+        try:
+            written_ns = (self._root / "removed.ring").lstat().st_mtime_ns
+        except OSError:
+            written_ns = 0
+        if self._removals is None or written_ns != self._ring_ns:
+            self._ring_ns, self._removals = written_ns, read_removals(self._root)
+        return self._removals
 
     def _device(self, number: int, elapsed_s: float) -> Device | None:
         before, self._sectors = self._sectors, _sectors(number)
