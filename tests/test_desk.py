@@ -156,6 +156,8 @@ def test_show_tells_where_a_block_lies(
     assert [line.split()[0] for line in lines if line[0] != " "] == [
         "block", "held", "above", "below", "beside",
     ]  # fmt: skip
+    assert lines[3].split()[:2] == ["blocks", "16-31,"] and lines[3].endswith("4 layers")
+    assert lines[4].split()[0] == "put" and "valid for 3 d (until " in lines[4]
     assert lines[-1].split()[1:4] == [keys[1][BRANCH_AT].hex()[:16], "blocks", "20-31,"]
 
 

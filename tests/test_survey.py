@@ -59,7 +59,7 @@ def test_extents_are_told_as_they_were_written(
         (extent,) = (mine[key.hex()] for key in chain[start : start + count] if key.hex() in mine)
         seen = (root / extent.path).stat()
         assert (extent.start, extent.blocks, extent.retention) == (start, count, retention)
-        assert extent.tokens == count * BLOCK_TOKENS
+        assert (extent.tokens, extent.layers) == (count * BLOCK_TOKENS, LAYOUT.layers)
         assert extent.parent == (chain[start - 1].hex() if start else None)
         assert extent.bytes == seen.st_blocks * 512
         assert (extent.last_use_s, extent.valid_until_s) == (seen.st_atime, seen.st_mtime)

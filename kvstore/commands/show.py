@@ -78,7 +78,7 @@ def _block(block: Block, now_s: float) -> Iterator[str]:
     yield f"            number {number} of its chain, in {block.namespace} {block.model or '?'}"
     for extent in block.held:
         yield f"held in     {extent.root}/{extent.path}"
-        yield f"            {_what(extent)}"
+        yield f"            {_what(extent)}, {extent.layers} layers"
         yield f"            {_when(extent, now_s)}"
     for word, extents in (
         ("above", block.above),

@@ -91,7 +91,9 @@ def find_block(roots: Sequence[Path], asked: str) -> Found:
                 if block.namespace in names:
                     block.model = block.model or model_of(fd, block.namespace)
             told.left += _left(root, prefix, [name for name in names if name not in here])
-            told.quarantined += [str(root / entry.path) for entry in _quarantined(fd, prefix)]
+            told.quarantined += [
+                str(root / quarantine.printable(entry.path)) for entry in _quarantined(fd, prefix)
+            ]
         finally:
             os.close(fd)
     return told

@@ -36,6 +36,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int | None = None
     tokens: int | None = None
     start: int | None = None
+    layers: int | None = None
     retention: str | None = None
     created_s: int | None = None
     ttl_s: int | None = None
@@ -151,6 +152,7 @@ def _read(extent: Extent, root_fd: int, checker: Checker) -> tuple[Extent, bytes
         blocks=len(served),
         tokens=len(served) * header["block_tokens"],
         start=None if header["start"] is None else header["start"] + at,
+        layers=len(header["cell_bytes"]),
         retention=_plain(header["class_name"]),
         created_s=header["created_s"],
         ttl_s=header["ttl_s"],
