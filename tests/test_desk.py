@@ -157,7 +157,7 @@ def test_show_tells_where_a_block_lies(
         "block", "held", "above", "below", "beside",
     ]  # fmt: skip
     assert lines[3].split()[:2] == ["blocks", "16-31,"] and lines[3].endswith("4 layers")
-    assert lines[4].split()[0] == "put" and "valid for 3 d (until " in lines[4]
+    assert lines[4].split()[0] == "put" and lines[4].endswith("class keeps it for 3 d")
     assert lines[-1].split()[1:4] == [keys[1][BRANCH_AT].hex()[:16], "blocks", "20-31,"]
 
 

@@ -91,9 +91,8 @@ def find_block(roots: Sequence[Path], asked: str) -> Found:
                 if block.namespace in names:
                     block.model = block.model or model_of(fd, block.namespace)
             told.left += _left(root, prefix, [name for name in names if name not in here])
-            told.quarantined += [
-                str(root / quarantine.printable(entry.path)) for entry in _quarantined(fd, prefix)
-            ]
+            aside = (quarantine.printable(entry.path) for entry in _quarantined(fd, prefix))
+            told.quarantined += [str(root / path) for path in aside]
         finally:
             os.close(fd)
     return told
