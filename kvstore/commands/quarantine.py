@@ -18,6 +18,7 @@ from kvstore.commands.common import (
     seconds,
     to_json,
 )
+from kvstore.fsck.check import need_store
 from kvstore.quarantine import Moved, listing, moved_at, names, printable, remove
 from kvstore.units import format_size
 
@@ -51,6 +52,7 @@ def add(commands: "Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     root = need_directory(options.root)
+    need_store(root)
     chosen = [bool(options.names), options.all, options.older is not None]
     if sum(chosen) != (options.do == "rm"):
         parser: Parser = options.parser
