@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.extent_check import Checked, Checker
+from kvstore.fsck.extent import Checked, Checker
 
 DIRECTORY = "quarantine"
 FILES_MAX = 64  # as the core keeps at most
@@ -50,6 +50,13 @@ def moved_at(name: str) -> int:
     """Wall seconds of the move; 0 for a name that is not of our making."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
+
+
+def key_of(name: str) -> str:
+    """The key in hex that the file was named by; "" when that cannot be told."""
+    match = _NAME.fullmatch(name)
+    key = _KEY.fullmatch(match[3]) if match else None
+    return key[1] if key else ""
 
 
 def listing(root: Path) -> list[Moved]:
@@ -99,8 +106,7 @@ def move(root: Path, path: str, *, now_s: int) -> str:
 def _look(checker: Checker, root_fd: int, name: str) -> Moved | None:
     """None: it is gone by now."""
     path = f"{DIRECTORY}/{name}"
-    match = _NAME.fullmatch(name)
-    key = _KEY.fullmatch(match[3]) if match else None
+    key = key_of(name)
     try:
         size = os.stat(path, dir_fd=root_fd, follow_symlinks=False).st_size
         checked = checker.check(root_fd, path, deep=True)
@@ -109,11 +115,11 @@ def _look(checker: Checker, root_fd: int, name: str) -> Moved | None:
     except OSError as error:
         checked = Checked(trouble="unreadable", detail=error.strerror or "")
     header = checked.header
-    if header and key and not checked.trouble and bytes.fromhex(key[1]) not in header["keys"]:
+    if header and key and not checked.trouble and bytes.fromhex(key) not in header["keys"]:
         checked.trouble = "misnamed"
     return Moved(
         name=printable(name),
-        key=key[1] if key else "",
+        key=key,
         namespace=header["fingerprint"].hex()[:32] if header else "",
         bytes=size,
         moved_s=moved_at(name),

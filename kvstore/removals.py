@@ -5,12 +5,13 @@ by itself, see Cache.removed.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
 from kvstore import _core
+from kvstore.fsck.quiet import read_small
 
 MAGIC = b"KVSREMOV"
 HEAD_BYTES = ENTRY_BYTES = 24
@@ -32,20 +33,26 @@ class Removals:
     def __len__(self) -> int:
         return len(self._by_tag)
 
+    def by_reason(self) -> dict[str, int]:
+        """How many blocks left for each reason."""
+        return dict(Counter(removal.reason for removal in self._by_tag.values()).most_common())
+
     def of(self, namespace: str, key: bytes) -> Removal | None:
-        """Of the block with this 32-byte key in the layout with this `Layout.namespace`; None: not
-        known. The block may have come back since."""
+        """Of the block with this 32-byte key (its first 8 bytes do) in the layout with this
+        `Layout.namespace`; None: not known. The block may have come back since."""
         tag = int.from_bytes(key[:8], "little") ^ _core.xxh3(namespace.encode())
         return self._by_tag.get(tag)
 
 
 def read_removals(root: str | os.PathLike[str]) -> Removals:
     """What `<root>/removed.ring` says; nothing when there is none or it is not whole. An owner
-    writes it within a minute of a removal and at close. Costs one read of 128 KiB."""
+    writes it within a minute of a removal and at close. Costs one read of 128 KiB.
+    OSError when `root` is no directory."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        data = (Path(root) / "removed.ring").read_bytes()
-    except FileNotFoundError:
-        return Removals({})
+        data = read_small(fd, "removed.ring") or b""
+    finally:
+        os.close(fd)
     count, checksum = (int.from_bytes(data[i : i + 8], "little") for i in (8, 16))
     entries = data[HEAD_BYTES : HEAD_BYTES + ENTRY_BYTES * count]
     whole = data[:8] == MAGIC and len(entries) == ENTRY_BYTES * count

@@ -80,6 +80,14 @@ def format_size(size_bytes: int) -> str:
     return f"{size:.3g} PB"
 
 
+def format_duration(seconds: float) -> str:
+    """ "45 s", "12 min", "5.5 h", "3 d": up to three digits, as `parse_duration` reads them."""
+    for unit, unit_s, below_s in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 48 * 3600)):
+        if abs(seconds) < below_s:
+            return f"{seconds / unit_s:.{1 if unit == 'h' else 0}f} {unit}".replace(".0 ", " ")
+    return f"{seconds / 86400:.1f} d".replace(".0 ", " ")
+
+
 def _split(value: str, what: str, example: str) -> tuple[str, str]:
     match = _NUMBER.fullmatch(value)
     if match is None:

@@ -226,12 +226,10 @@ def test_the_command_prints_writes_and_refuses(
     assert "timestamp" in capsys.readouterr().out
     assert "tokens lost" in report.read_text()
     for wrong, why in (
-        (["explain", str(a)], "two prompts"),
         (["explain", "--lint", str(tmp_path / "none")], "not a directory"),
         (["explain", str(a), str(tmp_path / "none.txt")], "none.txt"),
         (["explain", str(a), str(b), "--tokenizer", str(tmp_path / "t")], "tokenizer.json"),
         (["explain", str(a), str(b), "--price", "x"], "no price of 'x'"),
-        (["explain", str(a), str(b), "--block-tokens", "0"], "block_tokens"),
     ):
         assert main(wrong) == 1
         assert why in capsys.readouterr().err

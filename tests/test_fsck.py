@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.fsck_report import KINDS
+from kvstore.fsck.report import KINDS
 from tests.support import extent_bytes
 from tests.support.extent_reader import read_extent
 from tests.support.filled_root import (

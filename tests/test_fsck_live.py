@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from kvstore import extent_check, fsck
 from kvstore.cli import main
-from kvstore.extent_check import last_use_kept
-from kvstore.fsck_report import KINDS
+from kvstore.fsck import extent, quiet
+from kvstore.fsck.check import check
+from kvstore.fsck.quiet import last_use_kept
+from kvstore.fsck.report import KINDS
 from tests.support.filled_root import (
     BLOCKS,
     LAYOUT,
@@ -63,7 +64,7 @@ def test_what_cannot_be_read_is_8(root: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(extent_check.os, "preadv", refuse)
+    monkeypatch.setattr(extent.os, "preadv", refuse)
     code, told = run_fsck(root)
     assert code & 8 and "unreadable" in kinds(told)
 
@@ -106,7 +107,7 @@ def test_cancelled_is_32_with_what_was_found_so_far(root: Path) -> None:
     def cancel(checked: int, _: int) -> None:
         raise KeyboardInterrupt
 
-    report = fsck.check(root, progress=cancel)
+    report = check(root, progress=cancel)
     assert report.code == 32 | 4
     assert len(report.findings) == 1
 
@@ -171,7 +172,7 @@ def test_beside_an_owner_that_writes_and_deletes_nothing_is_wrong(root: Path) ->
         thread = threading.Thread(target=live)
         thread.start()
         try:
-            reports = [fsck.check(root, deep=True) for _ in range(5)]
+            reports = [check(root, deep=True) for _ in range(5)]
         finally:
             ended.set()
             thread.join()
@@ -185,7 +186,7 @@ def test_a_file_that_is_evicted_meanwhile_is_no_finding(root: Path) -> None:
         for path in extents(root):
             path.unlink()
 
-    report = fsck.check(root, progress=evict)
+    report = check(root, progress=evict)
     assert (report.code, report.extents) == (0, 1)
     assert {finding.kind for finding in report.findings} == {"empty-bucket"}
 
@@ -208,7 +209,7 @@ def test_recency_stays_without_the_right_to_o_noatime(
     for path in extents(root):  # with mtime ahead of atime every read moves atime (relatime)
         os.utime(path, (time.time() - DAY_S, path.stat().st_mtime))
     before = times(root)
-    monkeypatch.setattr(extent_check.os, "open", other_user)
+    monkeypatch.setattr(quiet.os, "open", other_user)
     code, told = run_fsck(root, "--deep")
     assert (code, told["findings"]) == (0, [])
     assert len(refused) >= 2

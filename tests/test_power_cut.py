@@ -23,7 +23,7 @@ import pytest
 
 from kvstore.cache import Cache
 from kvstore.chain import Chain
-from kvstore.fsck import check
+from kvstore.fsck.check import check
 from kvstore.store import open_blocking
 from kvstore.testing import START_WALL_S, Injection, VirtualClock
 from tests.support.power_cut import Image, Rules, read, tree

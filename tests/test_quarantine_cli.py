@@ -13,7 +13,7 @@ import pytest
 
 from kvstore import quarantine
 from kvstore.cli import main
-from kvstore.fsck import check
+from kvstore.fsck.check import check
 from tests.support import extent_bytes
 from tests.support.filled_root import BLOCKS, LAYOUT, POOL, extents, fill, times
 from tests.support.harms import a_fifo, a_full_directory, swapped

@@ -4,6 +4,7 @@ import pytest
 
 from kvstore.units import (
     FOREVER_NS,
+    format_duration,
     format_size,
     parse_duration,
     parse_rate,
@@ -79,3 +80,13 @@ def test_sizes_are_shown_with_three_digits() -> None:
     assert [format_size(n) for n in (0, 999, 1_500, 2 * 10**12, 10**18)] == [
         "0 B", "999 B", "1.5 KB", "2 TB", "1e+03 PB",
     ]  # fmt: skip
+
+
+def test_durations_are_shown_so_that_they_can_be_read_again() -> None:
+    shown = {
+        0: "0 s", 119: "119 s", 120: "2 min", 7199: "120 min", 7200: "2 h", 9_000: "2.5 h",
+        172_800: "2 d", 216_000: "2.5 d", -60: "-60 s",
+    }  # fmt: skip
+    assert {seconds: format_duration(seconds) for seconds in shown} == shown
+    assert parse_duration("2.5 d") == 216_000 * 10**9
+    assert parse_duration("120 min") == 7200 * 10**9

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.commands.common import DONE, declare, need_directory, to_json
+from kvstore.commands.common import DONE, Parser, declare, need_directory, positive, to_json
 from kvstore.explain import Explanation, Lint, explain, lint, read_prompt
 from kvstore.explain.page import lint_page, page
 from kvstore.explain.prompt import Tokenizer
@@ -20,7 +20,7 @@ def add(commands: "Commands") -> None:
         commands,
         "explain",
         run,
-        "why a prompt missed: what differs from another, why, and what it costs",
+        "why a prompt missed, and what that costs",
         "kvstore explain yesterday.json today.json --tokenizer tokenizer.json\n"
         "kvstore explain --lint recorded/ --price deepseek-v4-flash --html report.html",
     )
@@ -36,7 +36,7 @@ def add(commands: "Commands") -> None:
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="the model's tokenizer.json: exact tokens"
     )
-    parser.add_argument("--block-tokens", type=int, default=64, metavar="N", help="64")
+    parser.add_argument("--block-tokens", type=positive, default=64, metavar="N", help="64")
     parser.add_argument("--price", metavar="MODEL", help="money by this model's prices")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report, too")
 
@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     told: Explanation | Lint
     if options.lint:
         if options.prompts:
-            raise ValueError("--lint takes a folder and no further prompts")
+            parser: Parser = options.parser
+            parser.error("--lint takes a folder and no further prompts")
         told = lint(
             need_directory(options.lint),
             tokenizer=tokenizer,
@@ -69,7 +70,8 @@ def _two(
     options: argparse.Namespace, tokenizer: Tokenizer | None, price: Price | None
 ) -> Explanation:
     if len(options.prompts) != 2:
-        raise ValueError("name two prompts, or --lint DIR; see kvstore explain --help")
+        parser: Parser = options.parser
+        parser.error("name two prompts, or --lint DIR")
     stored, missed = (read_prompt(path, tokenizer) for path in options.prompts)
     return explain(stored, missed, block_tokens=options.block_tokens, price=price)
 

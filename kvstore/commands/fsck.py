@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.commands.common import declare, need_directory, to_json
-from kvstore.fsck import check
-from kvstore.fsck_report import OPERATIONAL, USAGE, render
-from kvstore.units import format_size, parse_duration
+from kvstore.commands.common import declare, need_directory, said, seconds, to_json
+from kvstore.fsck.check import check
+from kvstore.fsck.report import OPERATIONAL, USAGE, render
+from kvstore.units import format_size
 
 if TYPE_CHECKING:
     from kvstore.commands.common import Commands
@@ -24,6 +24,10 @@ kvstore fsck /nvme0/kv
 kvstore fsck /nvme0/kv --deep --json > report.json
 kvstore fsck /nvme0/kv --repair
 """
+_CODES = (
+    "those of fsck(8), added up: 0 clean; 1 corrected; 4 errors left; 8 it could not be"
+    " checked; 16 the command line is wrong; 32 cancelled"
+)
 _PROGRESS_S = 0.2
 
 
@@ -32,8 +36,10 @@ def add(commands: "Commands") -> None:
         commands,
         "fsck",
         run,
-        "check a root: names, headers, lengths, times, modes; beside a live store it only reads",
+        "check a root, and repair it when asked to",
         _EXAMPLES,
+        more="Names, headers, lengths, times, modes. Beside a live store it only reads.",
+        codes=_CODES,
     )
     parser.wrong_usage = USAGE
     parser.add_argument("root", type=Path, metavar="ROOT", help="one directory of a store")
@@ -46,7 +52,7 @@ def add(commands: "Commands") -> None:
     )
     parser.add_argument(
         "--ttl",
-        type=_seconds,
+        type=seconds,
         default=0,
         metavar="TIME",
         help="the longest time to live of any class in use, where no file shows it (30d)",
@@ -70,16 +76,12 @@ def run(options: argparse.Namespace) -> int:
         )
         return OPERATIONAL
     except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
-        print(f"kvstore: {error}", file=sys.stderr)
+        print(f"kvstore: {said(error)}", file=sys.stderr)
         return OPERATIONAL
     if sys.stderr.isatty():
         print("\033[K", end="", file=sys.stderr)
     print(to_json(report) if options.json else render(report))
     return report.code
-
-
-def _seconds(text: str) -> int:
-    return parse_duration(text) // 10**9
 
 
 def _progress() -> Callable[[int, int], None]:

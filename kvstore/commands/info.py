@@ -21,8 +21,9 @@ def add(commands: "Commands") -> None:
         commands,
         "info",
         run,
-        "what this build and these directories run on, and every slower path taken",
+        "what a store would run on, and what is slower there",
         "kvstore info\nkvstore info /nvme0/kv /nvme1/kv --json",
+        more="Without directories: of this build. Nothing is made or changed.",
     )
     parser.add_argument("roots", nargs="*", type=Path, metavar="DIR", help="directories of a store")
 

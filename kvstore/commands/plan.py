@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore import plan as planning
-from kvstore.commands.common import DONE, declare, need_directory, to_json
+from kvstore.commands.common import (
+    DONE,
+    argument,
+    declare,
+    need_directory,
+    positive,
+    table,
+    to_json,
+)
 from kvstore.footprint import Footprint, footprint_of
 from kvstore.models import MODELS, model_footprint
 from kvstore.plan import Plan, Row
-from kvstore.units import format_size, parse_duration
+from kvstore.units import format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from kvstore.commands.common import Commands
@@ -22,15 +30,18 @@ def add(commands: "Commands") -> None:
         commands,
         "plan",
         run,
-        "does loading from disk pay for a model: the break-even table",
+        "does loading from disk pay for a model",
         "kvstore plan\n"
         "kvstore plan --config model/config.json --gbps 7 --prefill-tps 20000\n"
         'kvstore plan --model "Llama-2-7B" --prompt 32768 --measure /nvme0',
+        more="The break-even table. Money and hit rates: kvstore replay.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--config", type=Path, metavar="FILE", help="the model's config.json")
     what.add_argument("--model", help="a published model; without any of these three, all known")
-    what.add_argument("--bytes-per-token", type=int, metavar="N", help="of the whole cache")
+    what.add_argument(
+        "--bytes-per-token", type=argument(_size), metavar="SIZE", help="of the whole cache"
+    )
     parser.add_argument("--dtype", help="of the cache, with --config; else the model's")
     parser.add_argument(
         "--gbps",
@@ -50,11 +61,18 @@ def add(commands: "Commands") -> None:
         help="tokens a second that the engine prefills (default: 131072 in 13 s)",
     )
     parser.add_argument(
-        "--prompt", type=int, default=planning.PROMPT_TOKENS, metavar="N", help="tokens (131072)"
+        "--prompt",
+        type=positive,
+        default=planning.PROMPT_TOKENS,
+        metavar="N",
+        help="tokens (131072)",
     )
-    parser.add_argument("--target", default="0.5s", help="time to load the prompt in (0.5s)")
     parser.add_argument(
-        "--block-tokens", type=int, default=planning.BLOCK_TOKENS, metavar="N", help="64"
+        "--target", type=argument(_duration_s), default=0.5, metavar="TIME",
+        help="to load the prompt in (0.5s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-tokens", type=positive, default=planning.BLOCK_TOKENS, metavar="N", help="64"
     )
 
 
@@ -67,11 +85,22 @@ def run(options: argparse.Namespace) -> int:
         gbps=gbps,
         prompt_tokens=options.prompt,
         prefill_tps=options.prefill_tps,
-        target_s=parse_duration(options.target, "--target") / 1e9,
+        target_s=options.target,
         block_tokens=options.block_tokens,
     )
     print(to_json(made) if options.json else render(made))
     return DONE
+
+
+def _size(text: str) -> int:
+    size = parse_size(text)
+    if not size:
+        raise ValueError("a token takes a byte or more")
+    return size
+
+
+def _duration_s(text: str) -> float:
+    return parse_duration(text) / 1e9
 
 
 def _footprints(options: argparse.Namespace) -> Mapping[str, Footprint]:
@@ -97,19 +126,11 @@ def render(made: Plan) -> str:
         "break even", f"{made.target_s:g} s needs",
     ]  # fmt: skip
     lines = [head, *(_cells(row) for row in made.rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    table = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
     told = [
         f"{made.prompt_tokens:,} tokens; computing them takes {first.prefill_s:.2f} s"
         f" ({made.prefill_tps:,.0f} tokens a second). * : computing is faster.",
         "",
-        *table,
+        table(lines, left=(0, 1)),
     ]
     if len(made.rows) <= 3:
         told += ["", *map(planning.verdict, made.rows)]

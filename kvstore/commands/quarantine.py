@@ -8,10 +8,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.commands.common import DONE, FAILED, Parser, declare, need_directory, to_json
-from kvstore.fsck import need_store
+from kvstore.commands.common import (
+    DONE,
+    FAILED,
+    Parser,
+    clock,
+    declare,
+    need_directory,
+    seconds,
+    to_json,
+)
+from kvstore.fsck.check import need_store
 from kvstore.quarantine import Moved, listing, moved_at, names, printable, remove
-from kvstore.units import format_size, parse_duration
+from kvstore.units import format_size
 
 if TYPE_CHECKING:
     from kvstore.commands.common import Commands
@@ -28,15 +37,16 @@ def add(commands: "Commands") -> None:
         commands,
         "quarantine",
         run,
-        "list or remove the files that were moved aside because they were damaged",
+        "list or remove files moved aside as damaged",
         _EXAMPLES,
+        more="Works beside a live store. rm of names that are not there ends with 1.",
     )
     parser.add_argument("do", choices=("ls", "rm"), help="ls verifies each file again")
     parser.add_argument("root", type=Path, metavar="ROOT", help="one directory of a store")
     parser.add_argument("names", nargs="*", metavar="NAME", help="rm: these, as ls names them")
     parser.add_argument("--all", action="store_true", help="rm: all of them")
     parser.add_argument(
-        "--older", type=_seconds, metavar="TIME", help="rm: those moved longer ago (7d)"
+        "--older", type=seconds, metavar="TIME", help="rm: those moved longer ago (7d)"
     )
 
 
@@ -62,10 +72,6 @@ def run(options: argparse.Namespace) -> int:
     return FAILED if missing else DONE
 
 
-def _seconds(text: str) -> int:
-    return parse_duration(text) // 10**9
-
-
 def _wanted(options: argparse.Namespace, there: list[str]) -> list[str]:
     if options.names:
         return list(options.names)
@@ -78,12 +84,12 @@ def _wanted(options: argparse.Namespace, there: list[str]) -> list[str]:
 def _render(found: list[Moved]) -> str:
     if not found:
         return "nothing in quarantine"
-    return "\n".join(
-        f"{moved.name}  {format_size(moved.bytes)}, moved {_when(moved.moved_s)},"
+    return "\n".join(map(_line, found))
+
+
+def _line(moved: Moved) -> str:
+    when = clock(moved.moved_s) if moved.moved_s else "?"
+    return (
+        f"{moved.name}  {format_size(moved.bytes)}, moved {when},"
         f" namespace {moved.namespace or '?'}, {moved.why or 'nothing wrong with it'}"
-        for moved in found
     )
-
-
-def _when(seconds: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "?"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.commands.common import DONE, declare, to_json
+from kvstore.commands.common import DONE, argument, declare, positive, to_json
 from kvstore.commands.progress import progress
 from kvstore.errors import KvstoreError
 from kvstore.layout import EXTENT_BLOCKS_ALLOWED, Layout
@@ -33,22 +33,25 @@ def add(commands: "Commands") -> None:
         commands,
         "replay",
         run,
-        "replay a trace of requests: what hits, what is written, what capacity would do",
+        "what of a trace of requests a store would have had",
         _EXAMPLES,
+        more="What hits, what is written, what more or less capacity would do.",
     )
     parser.add_argument(
         "trace", type=Path, metavar="TRACE", help="Mooncake or Bailian JSONL, Weka or token"
         " sessions; plain, gzip or zstd; or a directory of session files",
     )  # fmt: skip
     room = parser.add_mutually_exclusive_group()
-    _option(room, "--capacity", _of(parse_size), "BYTES", "on disk, like 2TB; default: no limit")
-    _option(room, "--capacity-blocks", _positive, "N", "the same in blocks")
+    _option(room, "--capacity", argument(parse_size), "SIZE", "on disk, like 2TB; default: all")
+    _option(room, "--capacity-blocks", positive, "N", "the same in blocks")
     parser.add_argument(
         "--extent-blocks", type=int, choices=EXTENT_BLOCKS_ALLOWED,
         help="most blocks in a file; default: as the layout chooses",
     )  # fmt: skip
-    _option(parser, "--block-tokens", _positive, "N", "of token sessions (64), or of hash ids")
-    _option(parser, "--ttl", _of(_ttl), "TTL", "agent=3d,chat=7d (the default), or one for all")
+    _option(parser, "--block-tokens", positive, "N", "of token sessions (64), or of hash ids")
+    _option(
+        parser, "--ttl", argument(_ttl), "TTL", "agent=3d,chat=7d (the default), or one for all"
+    )
     parser.add_argument("--class", dest="retain", metavar="NAME", help="class of every request")
     _option(parser, "--speed", _above_zero, "X", "the trace's clock runs that fast", 1.0)
     _option(
@@ -66,9 +69,9 @@ def add(commands: "Commands") -> None:
         help="none: the store's index and LRU without devices; real: write and load extents",
     )  # fmt: skip
     _option(parser, "--root", Path, "DIR", "where --io real writes; default: temporary")
-    _option(parser, "--pool", _of(parse_size), "BYTES", "memory of --io real", 256 * 10**6)
+    _option(parser, "--pool", argument(parse_size), "SIZE", "memory of --io real", 256 * 10**6)
     _option(parser, "--layout", Path, "FILE", "the model's config.json: bytes of a block")
-    _option(parser, "--requests", _positive, "N", "the first N only")
+    _option(parser, "--requests", positive, "N", "the first N only")
     parser.add_argument("--curve", action="store_true", help="the hit rate at every capacity")
     _option(parser, "--price-hit", float, "P", "of a million input tokens that hit")
     _option(parser, "--price-miss", float, "P", "of a million that missed")
@@ -155,24 +158,6 @@ def _option(
     help: str, default: object = None,
 ) -> None:  # fmt: skip
     parser.add_argument(name, type=kind, metavar=metavar, help=help, default=default)
-
-
-def _of(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """argparse shows the message of this error, and of no other."""
-
-    def parsed(text: str) -> object:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parsed
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
 
 
 def _not_negative(text: str) -> float:

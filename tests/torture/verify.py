@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvstore import Cache, Hit, Store
 from kvstore.cache import Miss
-from kvstore.fsck import check
+from kvstore.fsck.check import check
 from kvstore.store import open_blocking
 from tests.support.extent_reader import read_root
 from tests.support.prompts import eventually, extent_files, physical_bytes

@@ -9,7 +9,6 @@ Invariants
      meanwhile; then they stay as he left them. `Checked.kept` says when that was not permitted.
 """
 
-import errno
 import os
 import stat
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from kvstore import _core
+from kvstore.fsck.quiet import last_use_kept, open_quietly
 
 PAGE = 4096
 _PIECE = 8 * 2**20  # of one read; a larger cell is read whole
@@ -26,7 +26,7 @@ _FOREIGN = ("version", "unknown")
 
 
 class Checked(msgspec.Struct, kw_only=True):
-    """What a file turned out to be. trouble: a kind of `fsck_report.KINDS`, "" when it is good.
+    """What a file turned out to be. trouble: a kind of `report.KINDS`, "" when it is good.
 
     header: as `_core.decode_header` gives it, as far as it was sound. read_bytes: of cells.
     """
@@ -126,33 +126,3 @@ class Checker:
             if got % PAGE and done < size:  # the end of the file: a direct read cannot go on there
                 break
         return self._buffer[: min(done, size)]
-
-
-def open_quietly(path: str, dir_fd: int) -> tuple[int, bool]:
-    """(fd for reading, whether reads leave atime alone). Follows no link, waits for nobody."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    extra = os.O_DIRECT | os.O_NOATIME
-    while True:
-        try:
-            return os.open(path, flags | extra, dir_fd=dir_fd), bool(extra & os.O_NOATIME)
-        except PermissionError:
-            if not extra & os.O_NOATIME:
-                raise
-            extra &= ~os.O_NOATIME
-        except OSError as error:
-            if error.errno != errno.EINVAL or not extra & os.O_DIRECT:
-                raise
-            extra &= ~os.O_DIRECT
-
-
-def last_use_kept(fd: int, before: os.stat_result) -> bool:
-    """Sets atime back to what it was before our reads. A change of ctime is somebody else's doing
-    (reads do not change it): then nothing is touched. False: not permitted."""
-    after = os.fstat(fd)
-    if after.st_atime_ns == before.st_atime_ns or after.st_ctime_ns != before.st_ctime_ns:
-        return True
-    try:
-        os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
-    except OSError:
-        return False
-    return True

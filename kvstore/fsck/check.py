@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore import _core, quarantine
-from kvstore.extent_check import Checker
-from kvstore.fsck_namespace import check_namespace, is_namespace
-from kvstore.fsck_report import Report
-from kvstore.fsck_run import Entry, Run, entries
+from kvstore.fsck.extent import Checker
+from kvstore.fsck.namespace import check_namespace, is_namespace
+from kvstore.fsck.quiet import Entry, entries
+from kvstore.fsck.report import Report
+from kvstore.fsck.run import Run
 from kvstore.options import RETENTION
 from kvstore.units import parse_duration
 

@@ -5,7 +5,6 @@ followed, and only what was listed as a directory is entered.
 """
 
 import json
-import mmap
 import os
 import re
 import stat
@@ -14,55 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore import quarantine
-from kvstore.extent_check import last_use_kept, open_quietly
-from kvstore.fsck_report import KINDS, Finding, Report
+from kvstore.fsck.quiet import Entry, entries, read_small
+from kvstore.fsck.report import KINDS, Finding, Report
 from kvstore.quarantine import printable
 
 Fix = Callable[[str], None]
 FRESH_S = 3600  # a temporary name younger than this may be a living writer's
-_SMALL_FILE = 1 << 20
 _TEMPORARY = re.compile(r"kv-.*\.tmp", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A name below the root and what lies under it (a link itself, not its target)."""
-
-    path: str
-    name: str
-    stat: os.stat_result
-
-    @property
-    def is_directory(self) -> bool:
-        return stat.S_ISDIR(self.stat.st_mode)
-
-    @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.stat.st_mode)
-
-    @property
-    def physical_bytes(self) -> int:
-        return 0 if self.is_directory else self.stat.st_blocks * 512
-
-
-def entries(root_fd: int, path: str) -> list[Entry]:
-    """What a directory holds, by name; nothing when it is gone or no directory. OSError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    found = []
-    try:
-        fd = os.open(path, flags, dir_fd=root_fd)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    try:
-        for name in sorted(os.listdir(fd)):
-            try:
-                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            found.append(Entry(name if path == "." else f"{path}/{name}", name, status))
-    finally:
-        os.close(fd)
-    return found
 
 
 @dataclass
@@ -148,23 +105,7 @@ class Run:
 
     def bytes_of(self, entry: Entry) -> bytes | None:
         """The content of a small file; None when it is none or cannot be read."""
-        if not entry.is_file or entry.stat.st_size > _SMALL_FILE:
-            return None
-        try:
-            fd, noatime = open_quietly(entry.path, self.root_fd)
-        except OSError:
-            return None
-        try:
-            before = os.fstat(fd)
-            os.set_blocking(fd, True)
-            data = _read_small(fd)
-            if not noatime:
-                last_use_kept(fd, before)
-            return data
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
+        return read_small(self.root_fd, entry.path)
 
     def json_of(self, entry: Entry) -> object:
         """What a JSON file says; None when it says nothing."""
@@ -199,10 +140,3 @@ class Run:
     def set_times(self, used_s: float, until_s: float) -> Fix:
         times = (int(used_s), int(until_s))
         return lambda path: os.utime(path, times, dir_fd=self.root_fd, follow_symlinks=False)
-
-
-def _read_small(fd: int) -> bytes:
-    """All of it; the descriptor may want whole pages."""
-    with mmap.mmap(-1, _SMALL_FILE + mmap.PAGESIZE) as buffer:
-        size = os.preadv(fd, [buffer], 0)
-        return buffer[:size]

@@ -1,4 +1,4 @@
-"""One namespace of a root: its layout, its buckets, its extents, its temporaries. See fsck.py."""
+"""One namespace of a root: its layout, its buckets, its extents, its temporaries. See check.py."""
 
 import hashlib
 import json
@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.extent_check import Checker
-from kvstore.fsck_report import NamespaceReport
-from kvstore.fsck_run import Entry, Run
+from kvstore.fsck.extent import Checker
+from kvstore.fsck.quiet import Entry
+from kvstore.fsck.report import NamespaceReport
+from kvstore.fsck.run import Run
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
 _BUCKET = re.compile(r"[0-9a-f]{3}")
