@@ -514,6 +514,7 @@ cdef class Cache(Handle):
 
     cdef kvs_cache *handle
     cdef readonly Store store
+    cdef uint32_t block_tokens
 
     def __init__(self, Store store not None, *, bytes fingerprint not None, uint32_t block_tokens,
                  uint32_t extent_blocks, bytes part_counts not None, bytes part_bytes not None,
@@ -531,6 +532,7 @@ cdef class Cache(Handle):
         layout.description = PyBytes_AS_STRING(description)
         check(kvs_cache_open(store.open_handle(), &layout, &self.handle), "opening a cache")
         self.store = store
+        self.block_tokens = block_tokens
 
     def __dealloc__(self):
         if self.handle is not NULL and self.mine():
@@ -724,11 +726,20 @@ cdef class Writer(Handle):
     cdef readonly bint committed
 
     def __init__(self, Cache cache not None, bytes keys not None, uint64_t start, int retention,
-                 uint32_t flags, bytes extras):
+                 uint32_t flags, bytes extras, token_ids):
+        """token_ids: contiguous int32 buffer of the blocks' tokens, to be kept, or None."""
+        cdef Py_buffer view
+        cdef int code
         if self.handle is not NULL or start > key_count(keys):
             raise ValueError(f"start {start} is past the chain of {key_count(keys)} blocks")
-        check(kvs_writer_open(cache.open_handle(), keys_at(keys), key_count(keys), start,
-                              retention, flags, extras_at(extras, keys), &self.handle), "writer")
+        cdef kvs_cache *opened = cache.open_handle()
+        cdef const kvs_key *digests = extras_at(extras, keys)
+        cdef const int32_t *ids = token_ids_at(token_ids, keys, cache.block_tokens, &view)
+        code = kvs_writer_open(opened, keys_at(keys), key_count(keys), start, retention, flags,
+                               digests, ids, &self.handle)
+        if ids is not NULL:
+            PyBuffer_Release(&view)
+        check(code, "writer")
         self.cache = cache
 
     def __dealloc__(self):
@@ -742,9 +753,15 @@ cdef class Writer(Handle):
             raise ValueError("the writer was committed already")
         return self.handle
 
-    def extend(self, bytes keys not None, bytes extras):
-        check(kvs_writer_extend(self.open_handle(), keys_at(keys), key_count(keys),
-                                extras_at(extras, keys)), "extend")
+    def extend(self, bytes keys not None, bytes extras, token_ids):
+        cdef Py_buffer view
+        cdef kvs_writer *writer = self.open_handle()
+        cdef const kvs_key *digests = extras_at(extras, keys)
+        cdef const int32_t *ids = token_ids_at(token_ids, keys, self.cache.block_tokens, &view)
+        cdef int code = kvs_writer_extend(writer, keys_at(keys), key_count(keys), digests, ids)
+        if ids is not NULL:
+            PyBuffer_Release(&view)
+        check(code, "extend")
 
     def put(self, uint32_t layer, uint64_t first, uint64_t count, bytes sources not None, owners):
         """sources: (address, block stride) as uint64 per part; owners: what holds that memory."""
@@ -785,6 +802,18 @@ cdef const kvs_key *extras_at(bytes extras, bytes keys) except? NULL:
     if len(extras) != len(keys):
         raise ValueError("one extras digest per block")
     return keys_at(extras)
+
+
+cdef const int32_t *token_ids_at(ids, bytes keys, uint64_t block_tokens,
+                                 Py_buffer *view) except? NULL:
+    """Not NULL: the caller releases `view`."""
+    if ids is None:
+        return NULL
+    PyObject_GetBuffer(ids, view, PyBUF_SIMPLE)
+    if <uint64_t>view.len < 4 * block_tokens * key_count(keys):
+        PyBuffer_Release(view)
+        raise ValueError(f"token ids of {key_count(keys)} blocks of {block_tokens}, not {len(ids)}")
+    return <const int32_t *>view.buf
 
 
 # ---------------------------------------------------------- faces of csrc/testing, for testing.py

@@ -28,6 +28,7 @@ cdef extern from "format.h" nogil:
     kvs_verdict kvs_format_decode_page(const void *page, size_t size, kvs_extent_header *out)
     kvs_verdict kvs_format_decode_rest(const void *buffer, const kvs_extent_header *header,
                                        uint32_t *cell_bytes, uint64_t *checksums)
+    const void *kvs_format_token_ids(const void *buffer)
 
 cdef extern from "owner.h" nogil:
     struct kvs_owner_lock:

@@ -34,6 +34,7 @@ class Options:
     reserve: int | str | None
     min_age: float | str
     scrub: int | str | None
+    keep_token_ids: bool
     testing: "Injection | None"
 
     def __post_init__(self) -> None:

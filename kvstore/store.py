@@ -41,6 +41,7 @@ def open(
     reserve: int | str | None = None,
     min_age: float | str = "60s",
     scrub: int | str | None = None,
+    keep_token_ids: bool = False,
     _testing: "Injection | None" = None,
 ) -> "Opening[Store]":
     """Opens a store over one directory per device: `await` it, or `async with` it.
@@ -57,11 +58,14 @@ def open(
     min_age: extents that another process (a peer) used more recently are not evicted.
     scrub: the owner verifies what lies on disk while the device is idle, at most so many bytes a
       second per root ("20MB/s"), each extent once a week; None: only what is loaded is verified.
+    keep_token_ids: extents also hold the prompt's token ids (4 bytes each), so that `kvstore explain
+      --store` can name the token that made a prompt miss. Off: no token id ever lies on disk. On:
+      whoever can read the directory can read the prompts.
     Raises OpenError (the message says what to do), ValueError and TypeError for misuse.
     """
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        scrub, _testing,
+        scrub, keep_token_ids, _testing,
     )  # fmt: skip
     return Opening(
         lambda: in_thread(lambda: Store(options), undo=Store.close_blocking), Store.close
@@ -80,12 +84,13 @@ def open_blocking(
     reserve: int | str | None = None,
     min_age: float | str = "60s",
     scrub: int | str | None = None,
+    keep_token_ids: bool = False,
     _testing: "Injection | None" = None,
 ) -> "Store":
     """Like `open`, blocking the thread without the GIL; the store is a context manager."""
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        scrub, _testing,
+        scrub, keep_token_ids, _testing,
     )  # fmt: skip
     return Store(options)
 
@@ -98,6 +103,7 @@ class Store:
         self.bridges = Bridges(core)
         self.class_names = tuple(options.retention)
         self.default_class = self.class_names.index(options.default_class)
+        self.keeps_token_ids = options.keep_token_ids
         self._caches: dict[str, Cache] = {}
         self._caches_lock = threading.Lock()
         self._closing = threading.Lock()
@@ -140,7 +146,7 @@ class Store:
     def info(self) -> Info:
         """What the store runs on, and everything that is slower than it could be."""
         self._watch_clock()
-        return info_of(self.core, VERSION, self._cuda_why)
+        return info_of(self.core, VERSION, self._cuda_why, self.keeps_token_ids)
 
     def _watch_clock(self) -> None:
         """Logs a step of the wall clock once, and its end."""
