@@ -138,8 +138,7 @@ enum kvs_verdict kvs_format_decode_page(const void *page, size_t bytes,
 enum kvs_verdict kvs_format_decode_rest(const void *buffer, const struct kvs_extent_header *header,
                                         uint32_t *cell_bytes, uint64_t *checksums);
 
-/* Of a whole header that decoded well: where its token ids lie (4 bytes each, block_tokens a
- * block), NULL when it keeps none. */
-const void *kvs_format_token_ids(const void *buffer);
+/* Of a whole header that decoded well: where a known section lies, NULL when it is not there. */
+const void *kvs_format_section(const void *buffer, enum kvs_section_type type);
 
 #endif

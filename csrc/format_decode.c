@@ -255,10 +255,9 @@ enum kvs_verdict kvs_format_decode_rest(const void *buffer, const struct kvs_ext
     return KVS_VERDICT_GOOD;
 }
 
-const void *kvs_format_token_ids(const void *buffer)
+const void *kvs_format_section(const void *buffer, enum kvs_section_type type)
 {
     struct table table;
-    return read_table(buffer, &table) == KVS_VERDICT_GOOD
-               ? known_bytes(&table, buffer, KVS_SECTION_TOKEN_IDS)
-               : NULL;
+    return read_table(buffer, &table) == KVS_VERDICT_GOOD ? known_bytes(&table, buffer, type)
+                                                          : NULL;
 }

@@ -19,13 +19,12 @@ def format_constants():
 def decode_header(data):
     """What the front of an extent file says, or the word of the verdict that ended it. The first
     page alone gives what a scan needs; all header_bytes also `cell_bytes` (per layer) and
-    `checksums` (of layer 0's blocks, then of layer 1's ...), and `token_ids`: int32 of all blocks
-    back to back, None where they were not kept."""
+    `checksums` (of layer 0's blocks, then of layer 1's ...), `extras` (32 bytes a block) and
+    `token_ids` (int32 of all blocks), each back to back, None where there are none."""
     cdef Py_buffer view
     cdef kvs_extent_header header
     cdef kvs_verdict verdict
-    cdef bytes cells = b"", sums = b"", ids = None
-    cdef const void *kept = NULL
+    cdef bytes cells = b"", sums = b"", ids = None, extras = None
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         verdict = kvs_format_decode_page(view.buf, <size_t>view.len, &header)
@@ -36,9 +35,9 @@ def decode_header(data):
                                              <uint32_t *>PyBytes_AS_STRING(cells),
                                              <uint64_t *>PyBytes_AS_STRING(sums))
             if verdict == KVS_VERDICT_GOOD:
-                kept = kvs_format_token_ids(view.buf)
-            if kept is not NULL:
-                ids = (<const char *>kept)[:4 * header.block_tokens * header.block_count]
+                extras = section_of(view.buf, KVS_SECTION_EXTRAS, 32 * header.block_count)
+                ids = section_of(view.buf, KVS_SECTION_TOKEN_IDS,
+                                 4 * header.block_tokens * header.block_count)
     finally:
         PyBuffer_Release(&view)
     if verdict != KVS_VERDICT_GOOD:
@@ -53,8 +52,14 @@ def decode_header(data):
         "fingerprint": (<char *>header.fingerprint)[:32],
         "keys": [(<char *>header.keys[i].bytes)[:32] for i in range(header.block_count)],
         "cell_bytes": tuple(memoryview(cells).cast("I")),
-        "checksums": tuple(memoryview(sums).cast("Q")), "token_ids": ids,
+        "checksums": tuple(memoryview(sums).cast("Q")), "extras": extras,
+        "token_ids": ids,
     }
+
+
+cdef bytes section_of(const void *header, kvs_section_type type, Py_ssize_t size):
+    cdef const void *found = kvs_format_section(header, type)
+    return None if found is NULL else (<const char *>found)[:size]
 
 
 cdef extern from * nogil:

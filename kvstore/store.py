@@ -58,9 +58,9 @@ def open(
     min_age: extents that another process (a peer) used more recently are not evicted.
     scrub: the owner verifies what lies on disk while the device is idle, at most so many bytes a
       second per root ("20MB/s"), each extent once a week; None: only what is loaded is verified.
-    keep_token_ids: extents also hold the prompt's token ids (4 bytes each), so that `kvstore explain
-      --store` can name the token that made a prompt miss. Off: no token id ever lies on disk. On:
-      whoever can read the directory can read the prompts.
+    keep_token_ids: extents also hold the prompt's token ids (4 bytes each), so that `kvstore
+      explain --store` can name the token that made a prompt miss. Off: no token id lies on disk.
+      On: whoever can read the directory can read the prompts.
     Raises OpenError (the message says what to do), ValueError and TypeError for misuse.
     """
     options = Options(

@@ -5,6 +5,7 @@ bytes, a duration in seconds. Inside, sizes are integers of bytes and durations 
 """
 
 import re
+from datetime import datetime, timezone
 
 _SIZE_UNITS = {
     "": 1, "B": 1,
@@ -78,6 +79,16 @@ def format_size(size_bytes: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} PB"
+
+
+def ago(time_s: float, now_s: float) -> str:
+    """ "on 2026-11-29 at 10:15:00Z (3.2 h ago)": the moment in UTC, and how far off it is."""
+    when = datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d at %H:%M:%SZ")
+    apart = abs(now_s - time_s)
+    sizes = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((one for one in sizes if apart >= one[0]), sizes[-1])
+    far = f"{apart / size:.3g} {unit}"
+    return f"on {when} ({far} ago)" if time_s <= now_s else f"on {when} (in {far})"
 
 
 def _split(value: str, what: str, example: str) -> tuple[str, str]:

@@ -1,9 +1,11 @@
 """One explanation: where two prompts part, why, and what it costs in tokens, blocks and money."""
 
+from itertools import islice
+
 import msgspec
 
-from kvstore.accounting import money, usage
-from kvstore.explain.align import Hunk, hunks
+from kvstore.accounting import Usage, money, usage
+from kvstore.explain.align import Hunk, hunks, id_hunks
 from kvstore.explain.causes import ADVICE, Cause, cause_of
 from kvstore.explain.prompt import Prompt
 from kvstore.prices import Price
@@ -11,6 +13,7 @@ from kvstore.prices import Price
 SHOWN = 60  # characters of context on each side
 SHOWN_IDS = 6
 NO_LOSS = (Cause.SAME, Cause.CONTINUES)
+APART = (Cause.MODEL, Cause.LAYOUT, Cause.LORA, Cause.SALT)
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,21 +66,12 @@ def explain(
         raise ValueError(f"block_tokens must be 1 or more, not {block_tokens}")
     found = list(hunks(a.text, b.text))
     first = found[0] if found else None
-    verdict = cause_of(a, b, first)
     at = first_token(a, b, first)
-    apart = verdict.cause in (Cause.MODEL, Cause.LAYOUT, Cause.LORA, Cause.SALT)
+    verdict = cause_of(a, b, first, at)
+    apart = verdict.cause in APART
     found_tokens = 0 if apart else at
     used = usage(prompt_tokens=b.tokens, hit_tokens=found_tokens, block_tokens=block_tokens)
-    again = _recoverable(b, found, apart)
-    saved = None
-    if price is not None:
-        fixed = usage(
-            prompt_tokens=b.tokens,
-            hit_tokens=min(b.tokens, used.hit_tokens + again),
-            block_tokens=block_tokens,
-        )
-        saved = money(used, price).miss - money(fixed, price).miss - money(fixed, price).hit
-        saved += money(used, price).hit
+    again = _recoverable(a, b, found, apart)
     return Explanation(
         cause=verdict.cause,
         evidence=verdict.evidence,
@@ -90,10 +84,22 @@ def explain(
         missed_tokens=used.miss_tokens,
         recoverable_tokens=again,
         further_differences=max(0, len(found) - 1),
-        saved_if_fixed=saved,
+        saved_if_fixed=saved_by(used, again, block_tokens, price),
         a=_side(a, (first.a_start, first.a_end) if first else None, at),
         b=_side(b, (first.b_start, first.b_end) if first else None, at),
     )
+
+
+def saved_by(used: Usage, again: int, block_tokens: int, price: Price | None) -> float | None:
+    """Money, when `again` tokens more were found."""
+    if price is None:
+        return None
+    hit_tokens = min(used.prompt_tokens, used.hit_tokens + again)
+    fixed = usage(
+        prompt_tokens=used.prompt_tokens, hit_tokens=hit_tokens, block_tokens=block_tokens
+    )
+    before, after = money(used, price), money(fixed, price)
+    return before.miss + before.hit - after.miss - after.hit
 
 
 def first_token(a: Prompt, b: Prompt, first: Hunk | None) -> int:
@@ -106,15 +112,16 @@ def first_token(a: Prompt, b: Prompt, first: Hunk | None) -> int:
     return b.tokens if first is None else min(b.token_of(first.b_start), b.tokens)
 
 
-def _recoverable(b: Prompt, found: list[Hunk], apart: bool) -> int:
+def _recoverable(a: Prompt, b: Prompt, found: list[Hunk], apart: bool) -> int:
     """Tokens of b from where both agree again to the next difference."""
+    if a.ids is not None and b.ids is not None:
+        spans = [(one.b_start, one.b_end) for one in islice(id_hunks(a.ids, b.ids), 2)]
+    else:
+        spans = [(b.token_of(one.b_start), b.token_of(one.b_end)) for one in found[:2]]
+    starts = [start for start, _ in spans] + [b.tokens]
     if apart:
-        end = found[0].b_start if found else len(b.text)
-        return b.token_of(end)
-    if not found:
-        return 0
-    end = found[1].b_start if len(found) > 1 else len(b.text)
-    return max(0, b.token_of(end) - b.token_of(found[0].b_end))
+        return starts[0]
+    return max(0, starts[1] - spans[0][1]) if spans else 0
 
 
 def _side(prompt: Prompt, place: tuple[int, int] | None, token: int) -> Side:

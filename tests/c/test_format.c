@@ -113,7 +113,7 @@ static void expect_round_trip(const struct sample *sample)
     CHECK(memcmp(cell_bytes, sample->cell_bytes, in->layer_count * sizeof(*cell_bytes)) == 0);
     CHECK(memcmp(checksums, sample->checksums, cells * sizeof(*checksums)) == 0);
     CHECK(kvs_format_decode_rest(sample->bytes, &out, NULL, NULL) == KVS_VERDICT_GOOD);
-    const void *ids = kvs_format_token_ids(sample->bytes);
+    const void *ids = kvs_format_section(sample->bytes, KVS_SECTION_TOKEN_IDS);
     CHECK((ids == NULL) == (sample->token_ids == NULL));
     CHECK(!ids || memcmp(ids, sample->token_ids, in->block_count * TOKENS * sizeof(int32_t)) == 0);
     free(cell_bytes);

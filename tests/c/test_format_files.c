@@ -63,17 +63,15 @@ static struct kvs_extent_header expect_golden(const struct file *file, int has_e
                                   &file_bytes) == 0);
         CHECK(header_bytes == header.header_bytes && file_bytes == header.file_bytes);
         expect_cells_match(file, &header, cell_bytes, checksums, offsets);
-        /* EXTRAS is not decoded: as the eighth section it can be taken from the file. */
         struct kvs_key extras[KVS_FORMAT_BLOCKS_MAX];
-        struct kvs_disk_section eighth;
-        memcpy(&eighth, file->bytes + sizeof(struct kvs_disk_header) + 7 * sizeof(eighth),
-               sizeof(eighth));
-        if (has_extras) {
-            memcpy(extras, file->bytes + eighth.offset, eighth.bytes);
+        const void *digests = kvs_format_section(file->bytes, KVS_SECTION_EXTRAS);
+        CHECK((digests != NULL) == has_extras);
+        if (digests) {
+            memcpy(extras, digests, header.block_count * sizeof(extras[0]));
         }
         uint8_t *again = malloc(header_bytes);
         CHECK(again);
-        const void *kept = kvs_format_token_ids(file->bytes);
+        const void *kept = kvs_format_section(file->bytes, KVS_SECTION_TOKEN_IDS);
         int32_t *ids = malloc(header.block_count * header.block_tokens * sizeof(*ids));
         CHECK(ids && (kept != NULL) == has_ids);
         if (kept) {
@@ -126,7 +124,7 @@ static void decode_whatever(const uint8_t *bytes, size_t length)
         CHECK(header.layer_count <= KVS_FORMAT_LAYERS_MAX);
         CHECK(header.block_count <= KVS_FORMAT_BLOCKS_MAX);
         kvs_format_decode_rest(exact + 1, &header, cell_bytes, checksums);
-        const uint8_t *ids = kvs_format_token_ids(exact + 1);
+        const uint8_t *ids = kvs_format_section(exact + 1, KVS_SECTION_TOKEN_IDS);
         size_t ids_bytes = (size_t)header.block_count * header.block_tokens * sizeof(int32_t);
         CHECK(!ids || ids + ids_bytes <= exact + 1 + header.header_bytes);
     }

@@ -102,7 +102,7 @@ static int check_image(uint8_t *image, const struct kvs_extent_header *header)
     other.block_count++; /* the arrays of one who decoded another page would be too small */
     CHECK(kvs_format_decode_rest(image, &other, NULL, NULL) == KVS_VERDICT_MALFORMED);
     if (verdict == KVS_VERDICT_GOOD) {
-        const uint8_t *ids = kvs_format_token_ids(image);
+        const uint8_t *ids = kvs_format_section(image, KVS_SECTION_TOKEN_IDS);
         uint64_t ids_bytes = 4ull * header->block_count * header->block_tokens;
         CHECK(!ids || (uint64_t)(ids - image) + ids_bytes <= header->header_bytes);
         check_regions(header, cell_bytes);
