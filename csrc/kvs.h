@@ -271,7 +271,7 @@ struct kvs_writer;
 
 /* Blocks [start, count) of the chain. Resident blocks are skipped; the others form extents cut at
  * absolute multiples of extent_blocks. `extras` holds a 32-byte digest per block (zero: none) or is
- * NULL. `token_ids` (block_tokens a block) go into the extents for tools to read; NULL: they do not.
+ * NULL. `token_ids` (block_tokens a block) go into the extents, for tools; NULL: they do not.
  * Nothing is visible before commit. */
 int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count,
                     uint64_t start, int retention, uint32_t flags, const struct kvs_key *extras,

@@ -66,8 +66,7 @@ static int extras_append(struct kvs_writer *writer, uint64_t count, const struct
     return 0;
 }
 
-/* Ids that are known reach from block 0 without a gap; what an extent lacks of them it does without.
- */
+/* Known ids reach from block 0 without a gap; an extent that lacks some does without any. */
 static int token_ids_append(struct kvs_writer *writer, uint64_t count, const int32_t *token_ids)
 {
     if (!token_ids) {

@@ -1,6 +1,6 @@
 """One explanation: where two prompts part, why, and what it costs in tokens, blocks and money."""
 
-from itertools import islice
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -35,7 +35,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     exact: tokens were counted with a tokenizer, not estimated from characters. first_token: the
     first that differs. hit_tokens, hit_blocks: what b finds. missed_tokens: what b computes.
-    recoverable_tokens: of those, what b would find too if this one difference were not there.
+    recoverable_tokens: of those, what b would find too if this difference were not there, nor the
+    next ones as long as they are the same (a name said twice, every line's end).
+    further_differences: others than these.
     saved_if_fixed: money for them, at the price asked for.
     """
 
@@ -71,7 +73,8 @@ def explain(
     apart = verdict.cause in APART
     found_tokens = 0 if apart else at
     used = usage(prompt_tokens=b.tokens, hit_tokens=found_tokens, block_tokens=block_tokens)
-    again = _recoverable(a, b, found, apart)
+    same = _same_differences(a, b, found)
+    again = _recoverable(a, b, found, same, apart)
     return Explanation(
         cause=verdict.cause,
         evidence=verdict.evidence,
@@ -83,7 +86,7 @@ def explain(
         hit_blocks=used.hit_tokens // block_tokens,
         missed_tokens=used.miss_tokens,
         recoverable_tokens=again,
-        further_differences=max(0, len(found) - 1),
+        further_differences=max(0, len(found) - same),
         saved_if_fixed=saved_by(used, again, block_tokens, price),
         a=_side(a, (first.a_start, first.a_end) if first else None, at),
         b=_side(b, (first.b_start, first.b_end) if first else None, at),
@@ -112,16 +115,33 @@ def first_token(a: Prompt, b: Prompt, first: Hunk | None) -> int:
     return b.tokens if first is None else min(b.token_of(first.b_start), b.tokens)
 
 
-def _recoverable(a: Prompt, b: Prompt, found: list[Hunk], apart: bool) -> int:
-    """Tokens of b from where both agree again to the next difference."""
-    if a.ids is not None and b.ids is not None:
-        spans = [(one.b_start, one.b_end) for one in islice(id_hunks(a.ids, b.ids), 2)]
-    else:
-        spans = [(b.token_of(one.b_start), b.token_of(one.b_end)) for one in found[:2]]
-    starts = [start for start, _ in spans] + [b.tokens]
+def _same_differences(a: Prompt, b: Prompt, found: list[Hunk]) -> int:
+    """How many of the first ones are the same: one text for another, or the same kind of space."""
+    kinds = (_kind(a.text[h.a_start : h.a_end], b.text[h.b_start : h.b_end]) for h in found)
+    first = next(kinds, None)
+    return 0 if first is None else 1 + sum(1 for _ in takewhile(lambda kind: kind == first, kinds))
+
+
+def _kind(removed: str, added: str) -> tuple[str, str]:
+    """All that is a matter of white space is of one kind."""
+    same = "".join(removed.split()) == "".join(added.split())
+    return (" ", " ") if same else (removed, added)
+
+
+def _recoverable(a: Prompt, b: Prompt, found: list[Hunk], same: int, apart: bool) -> int:
+    """Tokens of b from where both agree again to the next other difference, less those between that
+    differ."""
     if apart:
-        return starts[0]
-    return max(0, starts[1] - spans[0][1]) if spans else 0
+        return b.token_of(found[0].b_start) if found else b.tokens
+    if a.ids is not None and b.ids is not None and same <= 1:
+        spans = [(one.b_start, one.b_end) for one in islice(id_hunks(a.ids, b.ids), 2)]
+        ends = [start for start, _ in spans[1:]] + [b.tokens]
+        return max(0, ends[0] - spans[0][1]) if spans else 0
+    if not found:
+        return 0
+    end = b.token_of(found[same].b_start) if same < len(found) else b.tokens
+    differing = sum(len(b.text[one.b_start : one.b_end]) > 0 for one in found[1:same])
+    return max(0, end - b.token_of(found[0].b_end) - differing)
 
 
 def _side(prompt: Prompt, place: tuple[int, int] | None, token: int) -> Side:
