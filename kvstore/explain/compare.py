@@ -12,6 +12,7 @@ from kvstore.prices import Price
 
 SHOWN = 60  # characters of context on each side
 SHOWN_IDS = 6
+SPACE = (" ", " ")
 NO_LOSS = (Cause.SAME, Cause.CONTINUES)
 APART = (Cause.MODEL, Cause.LAYOUT, Cause.LORA, Cause.SALT)
 
@@ -125,7 +126,7 @@ def _same_differences(a: Prompt, b: Prompt, found: list[Hunk]) -> int:
 def _kind(removed: str, added: str) -> tuple[str, str]:
     """All that is a matter of white space is of one kind."""
     same = "".join(removed.split()) == "".join(added.split())
-    return (" ", " ") if same else (removed, added)
+    return SPACE if same else (removed, added)
 
 
 def _recoverable(a: Prompt, b: Prompt, found: list[Hunk], same: int, apart: bool) -> int:
@@ -141,7 +142,11 @@ def _recoverable(a: Prompt, b: Prompt, found: list[Hunk], same: int, apart: bool
         return 0
     end = b.token_of(found[same].b_start) if same < len(found) else b.tokens
     differing = sum(len(b.text[one.b_start : one.b_end]) > 0 for one in found[1:same])
-    return max(0, end - b.token_of(found[0].b_end) - differing)
+    first = found[0]
+    start = b.token_of(first.b_end)
+    if _kind(a.text[first.a_start : first.a_end], b.text[first.b_start : first.b_end]) == SPACE:
+        start = min(start, b.token_of(first.b_start) + 1)  # what stands between is found again
+    return max(0, end - start - differing)
 
 
 def _side(prompt: Prompt, place: tuple[int, int] | None, token: int) -> Side:
