@@ -90,7 +90,7 @@ static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *
         return KVS_REASON_NONE;
     }
     int error = extent_from_header(root, ns, name, header, stat, out);
-    return error ? KVS_REASON_IO_ERROR : KVS_REASON_NONE;
+    return error ? KVS_REASON_BUSY : KVS_REASON_NONE;
 }
 
 /* Whether what the name leads to is an extent that may be served under it. NONE: *fd is open, and
@@ -159,9 +159,11 @@ static void refuse(struct kvs_root *root, struct kvs_namespace *ns, const struct
     if (reason == KVS_REASON_DAMAGED && root->is_owner) {
         kvs_refused_move(root, ns, name);
     }
-    kvs_lock(store);
-    kvs_removed_note_locked(root, kvs_tag(ns, name), reason);
-    kvs_unlock(store);
+    if (reason != KVS_REASON_BUSY && reason != KVS_REASON_ROOT_DOWN) { /* these tell of no block */
+        kvs_lock(store);
+        kvs_removed_note_locked(root, kvs_tag(ns, name), reason);
+        kvs_unlock(store);
+    }
 }
 
 enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
@@ -182,7 +184,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     }
     struct kvs_extent_header *header = malloc(sizeof(*header));
     if (!header) {
-        return KVS_REASON_IO_ERROR;
+        return KVS_REASON_BUSY;
     }
     kvs_name_clear(root, ns, name);
     struct kvs_file *file = NULL;

@@ -25,6 +25,21 @@ void kvs_made_free(struct kvs_writer_extent *made)
     free(made);
 }
 
+void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+{
+    uint8_t order[KVS_ROOTS_MAX];
+    uint32_t at = 0;
+    kvs_root_order(writer->store, &writer->keys[made->first], order);
+    while (at + 1 < writer->store->root_count &&
+           kvs_root_down_locked(&writer->store->roots[order[at]])) {
+        at++;
+    }
+    made->root = order[at];
+    if (made->extent) {
+        made->extent->root = made->root;
+    }
+}
+
 int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t count,
                         uint32_t count_max, int fixed)
 {
@@ -40,14 +55,13 @@ int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t coun
         return -ENOMEM;
     }
     size_t cells = (size_t)ns->layer_count * count_max;
-    uint8_t order[KVS_ROOTS_MAX];
     made->have = calloc(cells, 1);
     made->layer_sent = calloc(ns->layer_count, 1);
     made->layer_have = calloc(ns->layer_count, sizeof(*made->layer_have));
     made->checksums = calloc(cells, sizeof(*made->checksums));
     made->region_offsets = calloc(ns->layer_count, sizeof(*made->region_offsets));
-    kvs_root_order(writer->store, &writer->keys[first], order);
-    made->root = order[0];
+    made->first = first;
+    kvs_made_place_locked(writer, made);
     if (!made->have || !made->layer_sent || !made->layer_have || !made->checksums ||
         !made->region_offsets ||
         kvs_extent_add_locked(writer->store, ns, made->root, count_max, &made->extent) < 0) {
@@ -60,7 +74,6 @@ int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t coun
         kvs_made_free(made);
         return -ENOMEM;
     }
-    made->first = first;
     made->count = count;
     made->count_max = count_max;
     made->fixed = (uint8_t)fixed;
@@ -189,22 +202,7 @@ static int owner_missing(struct kvs_root *root)
     return error != -EBUSY;
 }
 
-/* A file system may be fuller than it says (or out of inodes): evict and try again while that
- * makes progress, a bounded number of times. */
-static int file_allocate(struct kvs_root *root, int fd, uint64_t bytes)
-{
-    struct kvs_fs *fs = root->store->fs;
-    int error = fs->calls->allocate(fs, fd, bytes);
-    for (int i = 0; (error == -ENOSPC || error == -EDQUOT) && i < 8; i++) {
-        if (kvs_evict_one(root, 1) < 0) {
-            break;
-        }
-        error = fs->calls->allocate(fs, fd, bytes);
-    }
-    return error;
-}
-
-static int file_make(struct kvs_root *root, const struct birth *birth, struct kvs_fs_temp *temp)
+static int nameless_open(struct kvs_root *root, const struct birth *birth, struct kvs_fs_temp *temp)
 {
     struct kvs_fs *fs = root->store->fs;
     char bucket[KVS_PATH_BYTES], fallback[KVS_PATH_BYTES];
@@ -220,10 +218,38 @@ static int file_make(struct kvs_root *root, const struct birth *birth, struct kv
         error = kvs_bucket_make(root, birth->writer->ns, &birth->first, bucket);
         error = error ? error : fs->calls->open_temp(fs, root->fd, bucket, fallback, temp);
     }
+    return error;
+}
+
+/* A disk whose writes said that it is full, though it let us allocate. */
+static void write_full_heal(struct kvs_root *root)
+{
+    uint32_t tries = 0;
+    kvs_lock(root->store);
+    int full = root->writes_full;
+    root->writes_full = 0;
+    kvs_unlock(root->store);
+    if (full) {
+        kvs_evict_helps(root, -ENOSPC, &tries);
+    }
+}
+
+/* A file system may be fuller than it says, or out of inodes or quota. */
+static int file_make(struct kvs_root *root, const struct birth *birth, struct kvs_fs_temp *temp)
+{
+    struct kvs_fs *fs = root->store->fs;
+    uint32_t tries = 0;
+    int error;
+    write_full_heal(root);
+    do {
+        error = nameless_open(root, birth, temp);
+    } while (error && kvs_evict_helps(root, error, &tries));
     if (error < 0) {
         return error;
     }
-    error = file_allocate(root, temp->fd, birth->made->file_bytes);
+    do {
+        error = fs->calls->allocate(fs, temp->fd, birth->made->file_bytes);
+    } while (error && kvs_evict_helps(root, error, &tries));
     if (error < 0) {
         fs->calls->close(fs, temp->fd);
         if (temp->name[0]) {
@@ -244,7 +270,7 @@ static void create_job(struct kvs_root *root, void *argument)
     free(argument);
     uint64_t charged_bytes = 0;
     kvs_lock(store);
-    int dropped = made->state == KVS_MADE_DROPPED;
+    int dropped = made->state == KVS_MADE_DROPPED || kvs_root_down_locked(root);
     kvs_unlock(store);
     int error = dropped ? -ECANCELED : geometry_of(writer->ns, made);
     if (!error && owner_missing(root)) {
@@ -258,6 +284,7 @@ static void create_job(struct kvs_root *root, void *argument)
         error = file_make(root, &birth, &temp);
     }
     kvs_lock(store);
+    kvs_room_taken_locked(root, charged_bytes, !error);
     store->births--;
     made->temp = temp;
     made->charged_bytes = charged_bytes;

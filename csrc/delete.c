@@ -7,7 +7,8 @@
  * together share a look. A peer drops what it has met and what the key names.
  *
  * Invariants:
- *   1. A delete that waits is in store->deletes, and a look that it needs is queued or running.
+ *   1. A delete that waits is in store->deletes, and a look that it needs is queued or running. It
+ *      does not wait for a root that is down, and fails then: what is there comes back with it.
  *   2. Deletes are slow jobs (pace.c): many at once are paced and do not hold up loads.
  */
 #include <errno.h>
@@ -25,24 +26,12 @@ struct kvs_delete {
     struct kvs_key key;
 };
 
-static struct kvs_extent *holder_locked(struct kvs_store *store, struct kvs_namespace *ns,
-                                        const struct kvs_key *key)
-{
-    struct kvs_index_cursor cursor = {0};
-    while (kvs_index_find(store->index, kvs_tag(ns, key), &cursor)) {
-        if (store->extents[cursor.extent]->ns == ns) {
-            return store->extents[cursor.extent];
-        }
-    }
-    return NULL;
-}
-
 /* Every extent that holds the key, also where it is not served under its name; files go at once. */
 static void forget_all(struct kvs_store *store, struct kvs_delete *delete)
 {
     kvs_lock(store);
     struct kvs_extent *extent;
-    while ((extent = holder_locked(store, delete->ns, &delete->key)) != NULL) {
+    while ((extent = kvs_extent_holder_locked(store, delete->ns, &delete->key)) != NULL) {
         struct kvs_root *root = &store->roots[extent->root];
         kvs_leave_locked(store, extent, KVS_REASON_DELETED);
         store->stats.deleted_extents++;
@@ -68,7 +57,8 @@ static int looked_locked(struct kvs_store *store, const struct kvs_delete *delet
     int over = 1;
     for (uint32_t i = 0; i < store->root_count; i++) {
         struct kvs_root *root = &store->roots[i];
-        if (root->is_owner && root->looks_ended < delete->looks[i]) {
+        int looks = root->is_owner && !kvs_root_down_locked(root);
+        if (looks && root->looks_ended < delete->looks[i]) {
             kvs_look_soon_locked(root);
             over = 0;
         }
@@ -80,7 +70,9 @@ static int looked_locked(struct kvs_store *store, const struct kvs_delete *delet
 static int64_t look_error_locked(const struct kvs_store *store, int64_t dropped)
 {
     for (uint32_t i = 0; i < store->root_count && dropped >= 0; i++) {
-        dropped = store->roots[i].look_error ? store->roots[i].look_error : dropped;
+        const struct kvs_root *root = &store->roots[i];
+        int error = kvs_root_down_locked(root) ? -EHOSTDOWN : root->look_error;
+        dropped = error ? error : dropped;
     }
     return dropped;
 }
@@ -118,9 +110,9 @@ void kvs_deletes_resume_locked(struct kvs_store *store)
             continue;
         }
         *at = delete->next;
-        int error = store->closing
-                        ? -ESHUTDOWN /* the workers of this root may have left */
-                        : kvs_job_add_slow_locked(&store->roots[0], delete_job, delete, 0);
+        int error = store->closing ? -ESHUTDOWN /* the workers of this root may have left */
+                                   : kvs_job_add_slow_locked(kvs_root_in_use_locked(store),
+                                                             delete_job, delete, 0);
         if (error) {
             finish_locked(delete, error);
         }
@@ -144,8 +136,9 @@ int kvs_delete(struct kvs_cache *cache, const struct kvs_key *key, struct kvs_ti
     delete->ticket = ticket;
     delete->key = *key;
     kvs_lock(store);
-    error = store->closing ? -ESHUTDOWN
-                           : kvs_job_add_slow_locked(&store->roots[0], delete_job, delete, 0);
+    error = store->closing
+                ? -ESHUTDOWN
+                : kvs_job_add_slow_locked(kvs_root_in_use_locked(store), delete_job, delete, 0);
     if (error) {
         kvs_ticket_drop_locked(ticket);
         kvs_ticket_drop_locked(ticket);

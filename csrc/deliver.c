@@ -111,6 +111,10 @@ static void deliver_one_locked(struct kvs_store *store, struct kvs_region *regio
     if (load->state != KVS_LOAD_RUNNING) {
         return;
     }
+    if (load->runs[(size_t)waiter->layer * load->span_count + waiter->span].over) {
+        load->held_bytes -= region->bytes;
+        return;
+    }
     uint32_t ahead = (uint32_t)(span->position - region->first);
     uint32_t good = region->good > ahead ? region->good - ahead : 0;
     good = good < span->count ? good : span->count;
@@ -125,7 +129,7 @@ static void deliver_one_locked(struct kvs_store *store, struct kvs_region *regio
         kvs_region_hold_locked(store, region);
         load->runs[(size_t)waiter->layer * load->span_count + waiter->span].region = region;
     }
-    kvs_load_span_done_locked(load, waiter->layer);
+    kvs_load_span_done_locked(load, waiter->layer, waiter->span);
 }
 
 /* Takes the caller's reference to the region. It is dropped before anyone who was told can get the
@@ -149,7 +153,10 @@ void kvs_deliver_waiters(struct kvs_store *store, struct kvs_region *region)
 static enum kvs_reason reason_of_error(int error)
 {
     /* End of file inside a region: the file was cut short. */
-    return error == -ENODATA ? KVS_REASON_DAMAGED : KVS_REASON_IO_ERROR;
+    if (error == -ENODATA) {
+        return KVS_REASON_DAMAGED;
+    }
+    return kvs_busy_error(error) ? KVS_REASON_BUSY : KVS_REASON_IO_ERROR;
 }
 
 static void transfer_free_locked(struct kvs_store *store, struct kvs_transfer *transfer)
@@ -179,7 +186,9 @@ static int region_read_done(struct kvs_root *root, struct kvs_transfer *transfer
     region->reason = (uint8_t)reason;
     region->state = reason ? KVS_REGION_BAD : KVS_REGION_READY;
     if (reason == KVS_REASON_DAMAGED && transfer->file->extent) {
-        kvs_quarantine_locked(store, transfer->file->extent);
+        kvs_quarantine_locked(store, transfer->file->extent, reason);
+    } else if (kvs_device_error(transfer->error) && transfer->file->extent) {
+        kvs_extent_unreadable_locked(root, transfer->file->extent, transfer->again);
     }
     kvs_unlock(store);
     kvs_deliver_waiters(store, region);
@@ -196,11 +205,11 @@ static void direct_span_done_locked(struct kvs_load *load, uint32_t layer, uint3
     if (load->state != KVS_LOAD_RUNNING || --run->direct_pending > 0) {
         return;
     }
-    if (!run->reread) {
-        kvs_load_span_done_locked(load, layer);
+    if (!run->reread || run->over) {
+        kvs_load_span_done_locked(load, layer, span);
     } else if (kvs_plan_region_locked(load, layer, span) < 0) {
         kvs_load_cut_locked(load, layer, load->spans[span].first_block, KVS_REASON_POOL);
-        kvs_load_span_done_locked(load, layer);
+        kvs_load_span_done_locked(load, layer, span);
     }
 }
 

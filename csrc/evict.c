@@ -13,11 +13,17 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 
 #include "store.h"
 
 enum {
     SPACE_LIFE_NS = 1000000000,
+    SETTLE_TRIES = 50,
+    SETTLE_NS = 2000000,
+    SETTLE_BYTES = 1 << 20, /* directories and the like make figures differ for good */
+    FULL_TRIES = 8,   /* evictions for one put that met a full disk */
+    STUCK_MAX = 4,    /* files that could not be unlinked, in one search */
     CANDIDATES = 64,  /* extents that a peer used, passed over in one search */
     PINNED_MAX = 4096 /* extents in use, passed over in one search */
 };
@@ -25,6 +31,15 @@ enum {
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes)
 {
     root->used_bytes -= bytes < root->used_bytes ? bytes : root->used_bytes;
+}
+
+void kvs_room_taken_locked(struct kvs_root *root, uint64_t bytes, int allocated)
+{
+    root->promised_bytes -= bytes;
+    if (allocated) { /* the next look at the file system sees it */
+        uint64_t free_bytes = root->space.free_bytes;
+        root->space.free_bytes -= bytes < free_bytes ? bytes : free_bytes;
+    }
 }
 
 void kvs_count_removed_locked(struct kvs_store *store, const struct kvs_extent *extent,
@@ -48,6 +63,9 @@ void kvs_count_removed_locked(struct kvs_store *store, const struct kvs_extent *
 static struct kvs_extent *victim_locked(struct kvs_root *root)
 {
     struct kvs_extent *expired = NULL;
+    if (!root->is_owner || kvs_root_down_locked(root)) {
+        return NULL;
+    }
     if (root->store->wall.step_s == 0) {
         expired = kvs_expiry_first_locked(root, kvs_store_now_s(root->store));
     }
@@ -87,12 +105,13 @@ static int spared_by_peer(struct kvs_root *root, struct kvs_extent *extent)
 int kvs_evict_one(struct kvs_root *root, int force)
 {
     struct kvs_store *store = root->store;
+    int stuck = 0;
     if (kvs_slow_hurry(root)) {
         return 0; /* what is to be freed anyway */
     }
-    for (int i = 0; i < CANDIDATES; i++) {
+    for (int i = 0; i < CANDIDATES && stuck < STUCK_MAX; i++) {
         kvs_lock(store);
-        struct kvs_extent *extent = root->is_owner ? victim_locked(root) : NULL;
+        struct kvs_extent *extent = victim_locked(root);
         kvs_unlock(store);
         if (!extent) {
             return -ENOSPC;
@@ -112,8 +131,15 @@ int kvs_evict_one(struct kvs_root *root, int force)
         if (gone && kvs_leave(root, extent) == 0) {
             return 0;
         }
+        stuck += gone; /* out of the index for nothing: a disk that refuses all of them stops us */
     }
     return -ENOSPC;
+}
+
+int kvs_evict_helps(struct kvs_root *root, int error, uint32_t *tries)
+{
+    return (error == -ENOSPC || error == -EDQUOT) && (*tries)++ < FULL_TRIES &&
+           kvs_evict_one(root, 1) == 0;
 }
 
 static void space_refresh(struct kvs_root *root)
@@ -134,6 +160,28 @@ static void space_refresh(struct kvs_root *root)
     }
 }
 
+/* Some file systems free what was unlinked a little later (xfs). Waits, a moment at most, until the
+ * disk has what we believe to have freed: else others would find less than the reserve. */
+static void space_settle(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    struct kvs_fs_space space;
+    const struct timespec moment = {0, SETTLE_NS};
+    int settled = 0;
+    for (int i = 0; i < SETTLE_TRIES && !settled; i++) {
+        if (i > 0) {
+            nanosleep(&moment, NULL);
+        }
+        settled = store->fs->calls->space(store->fs, root->fd, &space) < 0;
+        kvs_lock(store);
+        if (!settled && space.free_bytes + SETTLE_BYTES >= root->space.free_bytes) {
+            root->space = space.free_bytes > root->space.free_bytes ? space : root->space;
+            settled = 1;
+        }
+        kvs_unlock(store);
+    }
+}
+
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
 {
     struct kvs_store *store = root->store;
@@ -142,10 +190,12 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
         kvs_lock(store);
         /* A peer does not know all that is there: the owner keeps the budget. */
         int fits = !root->is_owner || root->used_bytes + bytes <= root->capacity_bytes;
-        int above_reserve = root->space.free_bytes >= root->reserve_bytes + bytes;
+        /* What others were promised and have not allocated yet, the file system calls free. */
+        uint64_t taken = root->reserve_bytes + root->promised_bytes;
+        int above_reserve = root->space.free_bytes >= taken + bytes;
         if (fits && above_reserve) {
             root->used_bytes += bytes;
-            root->space.free_bytes -= bytes;
+            root->promised_bytes += bytes;
         }
         int hopeless = bytes > root->capacity_bytes;
         kvs_unlock(store);
@@ -154,6 +204,9 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
         }
         if (hopeless || kvs_evict_one(root, 0) < 0) {
             return -ENOSPC;
+        }
+        if (!above_reserve) {
+            space_settle(root);
         }
     }
 }

@@ -120,7 +120,8 @@ static struct kvs_extent *due_locked(struct kvs_root *root)
     struct kvs_store *store = root->store;
     int64_t now_ns = kvs_store_now_ns(store);
     struct kvs_extent *extent = NULL;
-    if (store->wall.step_s == 0 && !store->closing && kvs_pace_free_locked(root)) {
+    if (store->wall.step_s == 0 && !store->closing && !kvs_root_down_locked(root) &&
+        kvs_pace_free_locked(root)) {
         extent = kvs_expiry_first_locked(root, kvs_store_now_s(store));
     }
     if (!extent) {

@@ -180,6 +180,18 @@ void kvs_extents_free(struct kvs_store *store)
 
 /* ---- finding and touching ---- */
 
+struct kvs_extent *kvs_extent_holder_locked(struct kvs_store *store, const struct kvs_namespace *ns,
+                                            const struct kvs_key *key)
+{
+    struct kvs_index_cursor cursor = {0};
+    while (kvs_index_find(store->index, kvs_tag(ns, key), &cursor)) {
+        if (store->extents[cursor.extent]->ns == ns) {
+            return store->extents[cursor.extent];
+        }
+    }
+    return NULL;
+}
+
 struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                             const struct kvs_key *key, uint8_t *position)
 {
@@ -189,7 +201,8 @@ struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_
     struct kvs_extent *expired = NULL;
     while (kvs_index_find(store->index, tag, &cursor)) {
         struct kvs_extent *extent = store->extents[cursor.extent];
-        if (cursor.position < extent->named || extent->ns != ns) {
+        if (cursor.position < extent->named || extent->ns != ns ||
+            kvs_root_down_locked(&store->roots[extent->root])) {
             continue;
         }
         if (extent->valid_until_s > now_s) {

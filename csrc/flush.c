@@ -7,24 +7,60 @@
  * One sync of each root's file system does it. Syncing the directories of new names instead covers
  * the files only where a journal happens to carry them along, and misses what an earlier life or a
  * peer has put and this store's puts rely on.
+ *
+ * A sync may take long, for what others wrote: one job at a time does it, for all who asked before
+ * it began, and slowness of it is no trouble of a device (fs_watch.c).
  */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "store.h"
 
+struct kvs_flush {
+    struct kvs_flush *next;
+    struct kvs_ticket *ticket;
+};
+
+static void finish_locked(struct kvs_flush *flushes, int64_t result)
+{
+    while (flushes) {
+        struct kvs_flush *flush = flushes;
+        flushes = flush->next;
+        kvs_ticket_finish_locked(flush->ticket, result);
+        kvs_ticket_drop_locked(flush->ticket);
+        free(flush);
+    }
+}
+
+/* Until nobody asks any more, or another has taken over. */
 static void flush_job(struct kvs_root *root, void *argument)
 {
-    struct kvs_ticket *ticket = argument;
     struct kvs_store *store = root->store;
-    int result = 0;
-    for (uint32_t i = 0; i < store->root_count; i++) {
-        int error = store->fs->calls->sync(store->fs, store->roots[i].fd);
-        result = result ? result : error;
-    }
+    uintptr_t life = (uintptr_t)argument;
     kvs_lock(store);
-    kvs_ticket_finish_locked(ticket, result);
-    kvs_ticket_drop_locked(ticket);
+    while (store->flushes && store->flush_life == life) {
+        struct kvs_flush *flushes = store->flushes;
+        store->flushes = NULL;
+        kvs_unlock(store);
+        int result = 0;
+        for (uint32_t i = 0; i < store->root_count && !result; i++) {
+            result = store->fs->calls->sync(store->fs, store->roots[i].fd);
+        }
+        kvs_lock(store);
+        finish_locked(flushes, result);
+    }
+    if (store->flush_life == life) {
+        store->flushing = 0;
+    }
     kvs_unlock(store);
+}
+
+void kvs_flushes_refuse_locked(struct kvs_store *store)
+{
+    finish_locked(store->flushes, -EHOSTDOWN);
+    store->flushes = NULL;
+    store->flush_life++;
+    store->flushing = 0;
 }
 
 int kvs_flush(struct kvs_store *store, struct kvs_ticket **out)
@@ -33,16 +69,26 @@ int kvs_flush(struct kvs_store *store, struct kvs_ticket **out)
     if (error) {
         return error;
     }
-    struct kvs_ticket *ticket = kvs_ticket_open(store, 2);
+    struct kvs_flush *flush = calloc(1, sizeof(*flush));
+    struct kvs_ticket *ticket = flush ? kvs_ticket_open(store, 2) : NULL;
     if (!ticket) {
+        free(flush);
         return -ENOMEM;
     }
+    flush->ticket = ticket;
     kvs_lock(store);
-    error =
-        store->closing ? -ESHUTDOWN : kvs_job_add_locked(&store->roots[0], flush_job, ticket, 0);
+    error = store->closing ? -ESHUTDOWN : 0;
+    if (!error && !store->flushing) {
+        error = kvs_job_add_anywhere_locked(store, flush_job, (void *)store->flush_life, 0);
+        store->flushing = !error;
+    }
     if (error) {
         kvs_ticket_drop_locked(ticket);
         kvs_ticket_drop_locked(ticket);
+        free(flush);
+    } else {
+        flush->next = store->flushes;
+        store->flushes = flush;
     }
     kvs_unlock(store);
     if (!error) {

@@ -106,6 +106,9 @@ struct kvs_fs_calls {
     int (*lock)(struct kvs_fs *fs, int root_fd, const char *path, char *holder,
                 uint32_t holder_bytes, int *lock_fd);
     void (*unlock)(struct kvs_fs *fs, int root_fd, const char *path, int lock_fd);
+    /* From now on the descriptor `fd` means what `by_fd` meant, which is closed; by_fd < 0:
+     * nothing, so that every path below it is -ENOTDIR. */
+    int (*replace)(struct kvs_fs *fs, int fd, int by_fd);
 };
 
 struct kvs_fs {

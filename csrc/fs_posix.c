@@ -281,6 +281,15 @@ static int posix_close(struct kvs_fs *fs, int fd)
     return rc == -EINTR ? 0 : rc; /* on Linux the descriptor is gone either way */
 }
 
+static int posix_replace(struct kvs_fs *fs, int fd, int by_fd)
+{
+    (void)fs;
+    const int source = by_fd >= 0 ? by_fd : open("/dev/null", O_RDONLY | O_CLOEXEC);
+    const int rc = dup3(source, fd, O_CLOEXEC) < 0 ? -errno : 0;
+    close(source);
+    return rc;
+}
+
 static const struct kvs_fs_calls posix_calls = {
     .open_root = posix_open_root,
     .make_directory = kvs_fs_posix_make_directory,
@@ -303,6 +312,7 @@ static const struct kvs_fs_calls posix_calls = {
     .close = posix_close,
     .lock = kvs_fs_posix_lock,
     .unlock = kvs_fs_posix_unlock,
+    .replace = posix_replace,
 };
 
 int kvs_fs_posix_open(struct kvs_fs **out)

@@ -38,67 +38,6 @@ void kvs_wake_all(struct kvs_store *store)
     }
 }
 
-void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer)
-{
-    transfer->next = NULL;
-    if (transfer->kind == KVS_TRANSFER_WRITE) {
-        *root->writes_tail = transfer;
-        root->writes_tail = &transfer->next;
-    } else {
-        *root->reads_tail = transfer;
-        root->reads_tail = &transfer->next;
-        root->reads_queued++;
-        root->read_bytes_queued += transfer->bytes;
-    }
-}
-
-/* Nobody wants the rest of it any more. */
-static int unwanted_locked(const struct kvs_transfer *transfer)
-{
-    if (transfer->kind == KVS_TRANSFER_DIRECT) {
-        return transfer->load->state == KVS_LOAD_ENDED;
-    }
-    if (transfer->kind != KVS_TRANSFER_REGION) {
-        return 0;
-    }
-    for (const struct kvs_waiter *at = transfer->region->waiters; at; at = at->next) {
-        if (at->load->state == KVS_LOAD_RUNNING) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
-/* Wholly submitted (or given up) transfers leave the queue at once: they may end any moment. */
-static void leave_queue(struct kvs_root *root, struct kvs_transfer *transfer)
-{
-    if (root->reads == transfer) {
-        root->reads = transfer->next;
-        root->reads_queued--;
-        root->reads_tail = root->reads ? root->reads_tail : &root->reads;
-    } else if (root->writes == transfer) {
-        root->writes = transfer->next;
-        root->writes_tail = root->writes ? root->writes_tail : &root->writes;
-    }
-}
-
-/* Only the head of a queue can be partly submitted, so what is left to submit is at its head. */
-static void give_up(struct kvs_root *root, struct kvs_transfer *transfer, int error)
-{
-    transfer->error = transfer->error ? transfer->error : error;
-    if (transfer->submitted == transfer->bytes) {
-        return;
-    }
-    if (transfer->kind != KVS_TRANSFER_WRITE) {
-        root->read_bytes_queued -= transfer->bytes - transfer->submitted;
-    }
-    transfer->submitted = transfer->bytes;
-    leave_queue(root, transfer);
-    if (transfer->kind == KVS_TRANSFER_REGION) {
-        transfer->region->state = KVS_REGION_BAD; /* nobody joins what will not be whole */
-    }
-}
-
 /* Even pieces: a large one with a small rest behind it would cost two operations as well. */
 static uint32_t piece_bytes(uint64_t left)
 {
@@ -108,8 +47,11 @@ static uint32_t piece_bytes(uint64_t left)
     return (uint32_t)(bytes < left ? bytes : left);
 }
 
-static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer)
+static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_transfer *transfer,
+                      int64_t now_ns)
 {
+    slot->started_ns = now_ns;
+    slot->late = slot->rounds = 0;
     slot->transfer = transfer;
     slot->piece_start = transfer->submitted;
     slot->piece_bytes = piece_bytes(transfer->bytes - transfer->submitted);
@@ -142,41 +84,24 @@ static void slot_to_op(struct kvs_slot *slot)
     };
 }
 
-/* The next transfer to submit pieces of: reads first. *ended gets one that nobody wants any more
- * and that has to be finished before anything else. */
-static struct kvs_transfer *next_transfer(struct kvs_root *root, struct kvs_transfer **ended)
-{
-    while (root->reads || root->writes) {
-        struct kvs_transfer *transfer = root->reads ? root->reads : root->writes;
-        if (!unwanted_locked(transfer)) {
-            return transfer;
-        }
-        give_up(root, transfer, -ECANCELED);
-        if (transfer->in_flight == 0) {
-            *ended = transfer;
-            return NULL;
-        }
-    }
-    return NULL;
-}
-
 /* Fills free slots with the next pieces, reads first. *ended: a transfer to finish before more. */
 static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops,
                                   struct kvs_transfer **ended)
 {
     unsigned count = 0;
+    int64_t now_ns = root->reads || root->writes ? kvs_store_now_ns(root->store) : 0;
     *ended = NULL;
     while (count < BATCH && root->free_slot && root->bytes_in_flight < root->bytes_in_flight_max) {
-        struct kvs_transfer *transfer = next_transfer(root, ended);
+        struct kvs_transfer *transfer = kvs_transfer_next_locked(root, ended);
         if (!transfer) {
             break;
         }
         struct kvs_slot *slot = root->free_slot;
         root->free_slot = slot->next_free;
-        slot_fill(root, slot, transfer);
+        slot_fill(root, slot, transfer, now_ns);
         slot_to_op(slot);
         if (transfer->submitted == transfer->bytes) {
-            leave_queue(root, transfer);
+            kvs_transfer_leave_queue_locked(root, transfer);
         }
         root->ops_in_flight++;
         root->bytes_in_flight += slot->piece_bytes;
@@ -194,6 +119,10 @@ static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
         kvs_made_written(transfer);
         return;
     }
+    if (transfer->kind == KVS_TRANSFER_PROBE) {
+        kvs_probe_read_done(root, transfer);
+        return;
+    }
     if (transfer->kind == KVS_TRANSFER_SCRUB) {
         kvs_scrub_read_done(root);
         return;
@@ -207,20 +136,39 @@ static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
     }
 }
 
+static void count_piece_locked(struct kvs_root *root, const struct kvs_slot *slot, int error,
+                               int64_t took_ns)
+{
+    int write = slot->op.kind == KVS_IO_WRITE;
+    if (error) {
+        root->device_errors++;
+        return;
+    }
+    *(write ? &root->device_written_bytes : &root->device_read_bytes) += slot->piece_bytes;
+    enum kvs_stage stage = write ? KVS_STAGE_WRITE : KVS_STAGE_READ;
+    kvs_latency_note(&root->store->latencies[stage], took_ns);
+}
+
 /* Returns the transfer when this was its last piece. */
 static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *slot)
 {
     struct kvs_transfer *transfer = slot->transfer;
     int error = kvs_io_status(&slot->op);
-    if (error == -EAGAIN) {
-        int at_end = slot->op.kind == KVS_IO_READ && slot->op.result > 0 &&
-                     slot->short_bytes == slot->op.result; /* a busy device is no damage */
-        error = at_end ? -ENODATA : -EIO;
+    if (error == -EAGAIN && slot->op.result > 0) {
+        error =
+            slot->op.kind == KVS_IO_READ && slot->short_bytes == slot->op.result ? -ENODATA : -EIO;
+    } else if (slot->op.result == -ENODATA) {
+        error = -EIO; /* the kernel's word for a sector that cannot be read; no end of file */
     }
+    int64_t took_ns = kvs_store_now_ns(root->store) - slot->started_ns;
     kvs_lock(root->store);
+    count_piece_locked(root, slot, error, took_ns);
+    if (!slot->late) {
+        kvs_breaker_note_locked(root, error, took_ns);
+    }
     root->io_asleep = 0; /* it plans again before it sleeps: no one needs to wake it */
     if (error && !transfer->error) {
-        give_up(root, transfer, error);
+        kvs_transfer_give_up_locked(root, transfer, error);
     }
     transfer->in_flight--;
     root->ops_in_flight--;

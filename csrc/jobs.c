@@ -3,13 +3,52 @@
  * because cold opens and last closes take 0.3 to 10 ms and must not sit on the I/O thread.
  *
  * Urgent jobs (opens, walks: a load waits) go before the others (unlink, times, scan), slow ones
- * (pace.c) come last.
- * Invariant: a job runs exactly once, also when the store is closing.
+ * (pace.c) come last. A worker that a call of fs.h keeps for io_timeout is replaced: the root whose
+ * device it waits for goes down (fs_watch.c notes which), and what its own root has to do goes on.
+ *
+ * Invariants:
+ *   1. A job runs exactly once, also when the store is closing.
+ *   2. At most KVS_WORKERS_MAX workers, stuck ones included: a dead device takes no more threads.
  */
+#include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "store.h"
+
+/* A clock that a test drives may jump while a call is under way that takes its real time. */
+enum { CALL_MIN_NS = 50000000 };
+
+static _Thread_local struct kvs_worker *self;
+static _Thread_local int probes;
+
+struct kvs_worker *kvs_worker_self(void)
+{
+    return self;
+}
+
+int kvs_worker_probes(void)
+{
+    return probes;
+}
+
+void kvs_worker_set_probes(int on)
+{
+    probes = on;
+}
+
+struct kvs_root *kvs_worker_at(struct kvs_root *root)
+{
+    struct kvs_root *before = root;
+    if (self) {
+        kvs_lock(root->store);
+        before = self->at;
+        self->at = root;
+        kvs_unlock(root->store);
+    }
+    return before;
+}
 
 static void queue_add(struct kvs_job ***tail, struct kvs_job *job)
 {
@@ -43,24 +82,42 @@ int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, voi
     return 0;
 }
 
-static void *worker(void *argument)
+struct kvs_root *kvs_root_in_use_locked(struct kvs_store *store)
 {
-    struct kvs_root *root = argument;
+    uint32_t at = 0;
+    while (at + 1 < store->root_count && kvs_root_down_locked(&store->roots[at])) {
+        at++;
+    }
+    return &store->roots[at];
+}
+
+int kvs_job_add_anywhere_locked(struct kvs_store *store, void (*run)(struct kvs_root *, void *),
+                                void *argument, int urgent)
+{
+    return kvs_job_add_locked(kvs_root_in_use_locked(store), run, argument, urgent);
+}
+
+static void *worker_main(void *argument)
+{
+    struct kvs_worker *worker = argument;
+    struct kvs_root *root = worker->home;
     struct kvs_store *store = root->store;
+    self = worker;
     kvs_lock(store);
-    for (;;) {
+    while (!worker->replaced) {
         struct kvs_job *job = queue_take(&root->urgent_jobs, &root->urgent_tail);
         if (!job) {
             job = queue_take(&root->jobs, &root->jobs_tail);
         }
         if (!job) {
-            job = kvs_slow_take_locked(root);
+            job = kvs_slow_take_locked(root, worker);
         }
         if (job) {
+            worker->at = root;
             kvs_unlock(store);
             job->run(root, job->argument);
             kvs_lock(store);
-            root->slow_running -= job->slow;
+            kvs_slow_over_locked(worker);
             free(job);
             pthread_cond_broadcast(&store->changed);
         } else if (root->workers_stop) {
@@ -69,23 +126,68 @@ static void *worker(void *argument)
             pthread_cond_wait(&root->job_ready, &store->lock);
         }
     }
+    worker->left = 1;
     kvs_unlock(store);
     return NULL;
 }
 
+/* In a place that was never used or whose worker has left. */
+static int worker_start(struct kvs_root *root)
+{
+    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
+        struct kvs_worker *worker = &root->workers[i];
+        if (worker->started && !worker->left) {
+            continue;
+        }
+        if (worker->started) {
+            pthread_join(worker->thread, NULL); /* it has nothing left to do but return */
+        }
+        *worker = (struct kvs_worker){.home = root, .at = root};
+        int error = pthread_create(&worker->thread, NULL, worker_main, worker);
+        worker->started = error == 0;
+        return -error;
+    }
+    return -EAGAIN;
+}
+
 int kvs_jobs_start(struct kvs_root *root)
 {
+    int error = 0;
     root->jobs_tail = &root->jobs;
     root->urgent_tail = &root->urgent_jobs;
     root->slow_tail = &root->slow_jobs;
-    for (uint32_t i = 0; i < KVS_FILE_WORKERS; i++) {
-        int error = pthread_create(&root->workers[i], NULL, worker, root);
-        if (error) {
-            return -error;
-        }
-        root->worker_count++;
+    kvs_lock(root->store);
+    for (uint32_t i = 0; i < KVS_FILE_WORKERS && !error; i++) {
+        error = worker_start(root);
     }
-    return 0;
+    kvs_unlock(root->store);
+    return error;
+}
+
+static void call_is_late_locked(const struct kvs_worker *worker, int64_t now_ns)
+{
+    char why[KVS_TROUBLE_BYTES];
+    snprintf(why, sizeof(why), "a call of its file system has not come back for %.3g s",
+             (double)(now_ns - worker->since_ns) / 1e9);
+    kvs_breaker_trip_locked(worker->at, why);
+}
+
+void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns)
+{
+    int64_t real_ns = kvs_clock_real_boot_ns(NULL);
+    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
+        struct kvs_worker *worker = &root->workers[i];
+        if (!worker->started || worker->left || worker->replaced || worker->since_ns == 0 ||
+            real_ns - worker->since_real_ns < CALL_MIN_NS ||
+            !kvs_overdue(root->store, worker->since_ns, now_ns, &worker->rounds)) {
+            continue;
+        }
+        if (!worker->patient) {
+            call_is_late_locked(worker, now_ns);
+        }
+        kvs_slow_over_locked(worker); /* those behind it need not wait for it */
+        worker->replaced = worker_start(root) == 0;
+    }
 }
 
 /* Runs what is queued (jobs may queue more), then joins. */
@@ -95,8 +197,10 @@ void kvs_jobs_stop(struct kvs_root *root)
     root->workers_stop = 1;
     pthread_cond_broadcast(&root->job_ready);
     kvs_unlock(root->store);
-    for (uint32_t i = 0; i < root->worker_count; i++) {
-        pthread_join(root->workers[i], NULL);
+    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
+        if (root->workers[i].started) {
+            pthread_join(root->workers[i].thread, NULL);
+            root->workers[i].started = 0;
+        }
     }
-    root->worker_count = 0;
 }

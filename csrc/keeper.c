@@ -19,23 +19,34 @@ static void lock_job(struct kvs_root *root, void *argument)
     (void)argument;
     char holder[128];
     if (kvs_root_try_lock(root, holder, sizeof(holder)) == 0) {
-        kvs_scan_job(root, NULL);
+        kvs_lock(root->store);
+        uintptr_t life = root->looks_life;
+        kvs_unlock(root->store);
+        kvs_scan_job(root, (void *)life);
     }
 }
 
 static void root_round_locked(struct kvs_root *root, int64_t now_ns)
 {
     struct kvs_store *store = root->store;
+    kvs_breaker_round_locked(root, now_ns);
+    kvs_pace_round_locked(root); /* a root that is down too: its files are let go of */
+    kvs_scrub_next_locked(root);
+    if (kvs_root_down_locked(root)) {
+        return;
+    }
+    if (now_ns - root->breaker.looked_ns >= RESCAN_S * KVS_NS_PER_S) {
+        root->breaker.looked_ns = now_ns;
+        kvs_job_add_locked(root, kvs_look_job, NULL, 0);
+    }
     kvs_expire_locked(root);
-    kvs_pace_round_locked(root);
     kvs_removed_round_locked(root, now_ns);
     kvs_leave_again_locked(root);
     kvs_times_write_back_locked(root, now_ns, 0);
-    kvs_scrub_next_locked(root);
     if (now_ns - root->rescan_ns >= RESCAN_S * KVS_NS_PER_S) {
         kvs_look_soon_locked(root);
     }
-    if (!root->is_owner && store->role == KVS_ROLE_AUTO &&
+    if (!root->is_owner && (store->role == KVS_ROLE_AUTO || root->was_owner) &&
         now_ns - root->lock_tried_ns >= LOCK_RETRY_S * KVS_NS_PER_S) {
         root->lock_tried_ns = now_ns;
         kvs_job_add_locked(root, lock_job, NULL, 0);

@@ -53,6 +53,8 @@ enum kvs_reason {
     KVS_REASON_POOL,        /* no room in the pool: views are being kept */
     KVS_REASON_CANCELLED,
     KVS_REASON_CLOSED,
+    KVS_REASON_ROOT_DOWN,   /* on a root whose device is in trouble: kvs_root_info */
+    KVS_REASON_BUSY,        /* short of descriptors or memory: not the file's fault */
     KVS_REASON_COUNT
 };
 const char *kvs_reason_name(enum kvs_reason reason); /* "absent", "expired", ... */
@@ -93,6 +95,7 @@ struct kvs_options {
     uint64_t pool_bytes;           /* 0: 1 GiB */
     uint64_t reserve_bytes;        /* free space left to others on each root; 0: 1 % */
     int64_t min_age_s;             /* used within: not evicted (peers); < 0: 60 */
+    int64_t io_timeout_ns;         /* one operation or call of the device at most; 0: 10 s */
     uint64_t scrub_bytes_per_s;    /* verify what lies on disk in idle time; 0: do not */
     uint32_t manual_ticks;         /* tests: the keeper runs only inside kvs_tick */
     struct kvs_fs *fs;             /* NULL: the real one */
@@ -106,8 +109,11 @@ struct kvs_store;
 int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *message,
              uint32_t message_bytes);
 /* Ends loads and writers (reason closed), waits until nothing is in flight, writes times back,
- * closes every file and the lock, then drops the caller's reference. */
-void kvs_close(struct kvs_store *store);
+ * closes every file and the lock, then drops the caller's reference. Bounded: 10 s for commits
+ * under way, then io_timeout_ns for the devices. Returns the number of roots that did not answer.
+ * Those are closed by threads left behind when their device answers; until then their memory (also
+ * the caller's, see kvs_load_drained), their files and the owner's lock stay as they are. */
+int kvs_close(struct kvs_store *store);
 /* One round of the keeper: leases, deadlines, expiry, write-back of times, lock retry. */
 int kvs_tick(struct kvs_store *store);
 /* Empties the RAM tier; leased views and reads in flight stay. */

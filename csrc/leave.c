@@ -24,7 +24,8 @@ void kvs_leave_locked(struct kvs_store *store, struct kvs_extent *extent, enum k
     assert(extent->state == KVS_EXTENT_LIVE);
     kvs_extent_pin_locked(extent); /* given back by kvs_leave */
     kvs_extent_forget_locked(store, extent, reason);
-    extent->leaving = reason == KVS_REASON_DAMAGED ? KVS_LEAVING_ASIDE : KVS_LEAVING_UNLINK;
+    int aside = reason == KVS_REASON_DAMAGED || reason == KVS_REASON_IO_ERROR;
+    extent->leaving = aside ? KVS_LEAVING_ASIDE : KVS_LEAVING_UNLINK;
     kvs_list_add_last(&store->roots[extent->root].leaving, &extent->lru);
 }
 
@@ -50,12 +51,14 @@ static int leave_now(struct kvs_root *root, struct kvs_extent *extent)
 {
     struct kvs_store *store = root->store;
     kvs_lock(store);
-    while (extent->leaving == KVS_LEAVING_NOW) {
+    while (extent->leaving == KVS_LEAVING_NOW && !kvs_root_down_locked(root)) {
         pthread_cond_wait(&store->changed, &store->lock);
     }
     enum kvs_leaving how = (enum kvs_leaving)extent->leaving;
     int error = 0;
-    if (how) {
+    if (how == KVS_LEAVING_NOW) {
+        error = -EHOSTDOWN; /* the worker that is at it does not come back */
+    } else if (how) {
         extent->leaving = KVS_LEAVING_NOW;
         kvs_unlock(store);
         error = name_give_up(root, extent, how == KVS_LEAVING_ASIDE);

@@ -99,16 +99,14 @@ static void let_spans_go(struct kvs_load *load)
     }
 }
 
-static void count_load(struct kvs_load *load)
+enum kvs_reason kvs_load_reason_locked(const struct kvs_load *load, uint32_t layer)
 {
-    struct kvs_stats *stats = &load->store->stats;
-    load->stats.finished_ns = kvs_store_now_ns(load->store);
-    load->stats.failed_blocks = load->blocks - load->layers[load->ns->layer_count - 1].blocks;
-    stats->loads++;
-    stats->loads_short += load->stats.failed_blocks > 0;
-    stats->disk_bytes += load->stats.disk_bytes;
-    stats->ram_bytes += load->stats.ram_bytes;
-    stats->reads += load->stats.reads;
+    uint64_t blocks = load->layers[layer].blocks;
+    enum kvs_reason reason = KVS_REASON_NONE;
+    for (uint32_t i = 0; i <= layer && blocks < load->blocks && !reason; i++) {
+        reason = load->layers[i].blocks == blocks ? load->layers[i].reason : reason;
+    }
+    return reason;
 }
 
 void kvs_load_end_locked(struct kvs_load *load, enum kvs_reason reason)
@@ -127,7 +125,7 @@ void kvs_load_end_locked(struct kvs_load *load, enum kvs_reason reason)
         finish_layer_locked(load, i, 0);
     }
     load->layers_ready = load->ns->layer_count;
-    count_load(load);
+    kvs_load_count_locked(load);
     let_spans_go(load);
     load->lease->loads_running--;
     kvs_list_remove(&load->link);
@@ -144,21 +142,31 @@ static void progress_locked(struct kvs_load *load)
     while (load->layers_ready < load->ns->layer_count &&
            load->layers[load->layers_ready].pending == 0) {
         finish_layer_locked(load, load->layers_ready, load->layers[load->layers_ready].good);
-        load->layers_ready++;
+        if (load->layers_ready++ == 0) {
+            kvs_latency_note(&load->store->latencies[KVS_STAGE_FIRST_LAYER],
+                             load->layers[0].ready_ns - load->stats.opened_ns);
+        }
     }
     if (load->layers_ready == load->ns->layer_count) {
         kvs_load_end_locked(load, KVS_REASON_NONE);
     }
 }
 
-void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer)
+void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span)
 {
-    if (load->state != KVS_LOAD_RUNNING) {
+    if (load->state != KVS_LOAD_RUNNING && load->state != KVS_LOAD_WAITING) {
         return;
     }
+    struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + span];
+    if (run->over) {
+        return; /* given up before, when its root went down */
+    }
+    run->over = 1;
     assert(load->layers[layer].pending > 0);
     load->layers[layer].pending--;
-    progress_locked(load);
+    if (load->state == KVS_LOAD_RUNNING) {
+        progress_locked(load);
+    }
 }
 
 void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
@@ -224,8 +232,8 @@ void kvs_load_admit_locked(struct kvs_store *store)
         load->state = KVS_LOAD_RUNNING;
         store->reserved_total += load->reserved_bytes;
         kvs_wake_all(store);
-        if (load->span_count == 0) {
-            progress_locked(load);
+        progress_locked(load); /* all of it may be given up already */
+        if (load->state == KVS_LOAD_ENDED) {
             return; /* ending it came back here for the others */
         }
     }
@@ -284,11 +292,8 @@ int kvs_load_layer(struct kvs_load *load, uint32_t layer, struct kvs_layer *out)
     const struct kvs_load_layer_state *state = &load->layers[layer];
     int ready = state->ready;
     if (ready) {
-        enum kvs_reason reason = KVS_REASON_NONE;
-        for (uint32_t i = 0; i <= layer && state->blocks < load->blocks && !reason; i++) {
-            reason = load->layers[i].blocks == state->blocks ? load->layers[i].reason : reason;
-        }
-        *out = (struct kvs_layer){state->blocks, reason, 0, state->ready_ns};
+        *out = (struct kvs_layer){state->blocks, kvs_load_reason_locked(load, layer), 0,
+                                  state->ready_ns};
         for (uint32_t i = 0; i < load->span_count && !load->into.targets && !state->released &&
                              load->spans[i].first_block - load->first < state->blocks;
              i++) {

@@ -25,7 +25,7 @@ void kvs_load_spans_locked(struct kvs_load *load)
         uint8_t position = 0;
         struct kvs_extent *extent = kvs_extent_lookup_locked(store, load->ns, &keys[at], &position);
         if (!extent) {
-            reason = kvs_removed_reason_locked(store, kvs_tag(load->ns, &keys[at]));
+            reason = kvs_miss_reason_locked(store, load->ns, &keys[at]);
         } else if (extent->valid_until_s <= now_s) {
             reason = KVS_REASON_EXPIRED;
         } else {
@@ -180,7 +180,7 @@ static void load_start_locked(struct kvs_load *load, struct kvs_lease *lease, in
     kvs_list_add_last(&store->loads, &load->link);
     kvs_match_locked(store, load->ns, lease->keys, lease->end, &reason);
     if ((reason == KVS_REASON_PENDING || reason == KVS_REASON_WARMING) &&
-        kvs_job_add_locked(&store->roots[0], resolve_job, load, 1) == 0) {
+        kvs_job_add_anywhere_locked(store, resolve_job, load, 1) == 0) {
         load->refs++;
         load->state = KVS_LOAD_RESOLVING;
         return;

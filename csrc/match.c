@@ -10,12 +10,25 @@
 
 #include "store.h"
 
-/* Why the block that ended the match is not there, and whether a walk could find it. */
-static enum kvs_reason miss_reason_locked(struct kvs_store *store, uint64_t tag)
+enum kvs_reason kvs_miss_reason_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                       const struct kvs_key *key)
 {
-    enum kvs_reason reason = kvs_removed_reason_locked(store, tag);
+    const struct kvs_extent *holder = kvs_extent_holder_locked(store, ns, key);
+    int down = holder && kvs_root_down_locked(&store->roots[holder->root]);
+    return down ? KVS_REASON_ROOT_DOWN : kvs_removed_reason_locked(store, kvs_tag(ns, key));
+}
+
+/* The same, or that a walk could find it. */
+static enum kvs_reason walk_reason_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                          const struct kvs_key *key)
+{
+    enum kvs_reason reason = kvs_miss_reason_locked(store, ns, key);
+    uint64_t tag = kvs_tag(ns, key);
     for (uint32_t i = 0; i < store->root_count; i++) {
         const struct kvs_root *root = &store->roots[i];
+        if (kvs_root_down_locked(root)) {
+            continue;
+        }
         if ((!root->is_owner || root->warming) && !kvs_absent_known_locked(store, tag)) {
             return root->warming ? KVS_REASON_WARMING : KVS_REASON_PENDING;
         }
@@ -33,7 +46,7 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
         uint8_t position = 0;
         struct kvs_extent *extent = kvs_extent_lookup_locked(store, ns, &keys[at], &position);
         if (!extent) {
-            *reason = miss_reason_locked(store, kvs_tag(ns, &keys[at]));
+            *reason = walk_reason_locked(store, ns, &keys[at]);
             break;
         }
         if (extent->valid_until_s <= now_s) {
@@ -48,10 +61,13 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
     return at;
 }
 
-static void count_lookup(struct kvs_store *store, uint64_t blocks, uint64_t count,
+static void count_lookup(struct kvs_cache *cache, uint64_t blocks, uint64_t count,
                          enum kvs_reason reason)
 {
+    struct kvs_store *store = cache->store;
     store->stats.lookups++;
+    store->stats.hit_tokens += blocks * cache->ns->block_tokens;
+    store->stats.missed_tokens += (count - blocks) * cache->ns->block_tokens;
     store->stats.hit_blocks += blocks;
     store->stats.missed_blocks += count - blocks;
     if (reason) {
@@ -69,7 +85,7 @@ int kvs_match(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t coun
     }
     kvs_lock(store);
     out->blocks = kvs_match_locked(store, cache->ns, keys, count, &out->reason);
-    count_lookup(store, out->blocks, count, out->reason);
+    count_lookup(cache, out->blocks, count, out->reason);
     kvs_unlock(store);
     return 0;
 }
@@ -244,7 +260,7 @@ int kvs_find(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count
     enum kvs_reason reason;
     uint64_t blocks = kvs_match_locked(store, cache->ns, keys, count, &reason);
     int walk = !store->closing && (reason == KVS_REASON_PENDING || reason == KVS_REASON_WARMING) &&
-               kvs_job_add_locked(&store->roots[0], find_job, find, 1) == 0;
+               kvs_job_add_anywhere_locked(store, find_job, find, 1) == 0;
     if (!walk) {
         kvs_ticket_finish_locked(ticket, (int64_t)blocks);
         kvs_ticket_drop_locked(ticket);

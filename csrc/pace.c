@@ -10,6 +10,8 @@
  * Invariants:
  *   1. No worker waits for the pace: a job starts late, or stops and is started again.
  *   2. A store that closes runs its slow jobs without pace.
+ *   3. One that a device keeps does not hold up those behind it: its worker counts no more once it
+ *      was replaced.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -45,7 +47,14 @@ int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *
     return 0;
 }
 
-static struct kvs_job *first_take_locked(struct kvs_root *root)
+int kvs_job_add_close_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
+                             void *argument, uint64_t bytes)
+{
+    return bytes ? kvs_job_add_slow_locked(root, run, argument, bytes)
+                 : kvs_job_add_locked(root, run, argument, 0);
+}
+
+static struct kvs_job *first_take_locked(struct kvs_root *root, struct kvs_worker *worker)
 {
     struct kvs_job *job = root->slow_jobs;
     if (job) {
@@ -54,21 +63,32 @@ static struct kvs_job *first_take_locked(struct kvs_root *root)
             root->slow_tail = &root->slow_jobs;
         }
         root->slow_running++;
+        worker->slow_of = root;
         kvs_pace_charge_locked(root, job->bytes);
     }
     return job;
 }
 
-struct kvs_job *kvs_slow_take_locked(struct kvs_root *root)
+void kvs_slow_over_locked(struct kvs_worker *worker)
+{
+    if (worker->slow_of) {
+        worker->slow_of->slow_running--;
+        worker->slow_of = NULL;
+    }
+}
+
+struct kvs_job *kvs_slow_take_locked(struct kvs_root *root, struct kvs_worker *worker)
 {
     int may = root->workers_stop || (root->slow_running == 0 && kvs_pace_free_locked(root));
-    return may ? first_take_locked(root) : NULL;
+    return may ? first_take_locked(root, worker) : NULL;
 }
 
 int kvs_slow_hurry(struct kvs_root *root)
 {
+    struct kvs_worker *worker = kvs_worker_self();
     kvs_lock(root->store);
-    struct kvs_job *job = first_take_locked(root);
+    int may = worker && !kvs_root_down_locked(root);
+    struct kvs_job *job = may ? first_take_locked(root, worker) : NULL;
     kvs_unlock(root->store);
     if (!job) {
         return 0;
@@ -76,7 +96,7 @@ int kvs_slow_hurry(struct kvs_root *root)
     job->run(root, job->argument);
     free(job);
     kvs_lock(root->store);
-    root->slow_running--;
+    kvs_slow_over_locked(worker);
     pthread_cond_broadcast(&root->store->changed);
     kvs_unlock(root->store);
     return 1;

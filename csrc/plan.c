@@ -21,14 +21,13 @@ enum { ALIGN = 4096 };
 static struct kvs_transfer *transfer_new(enum kvs_transfer_kind kind, struct kvs_file *file,
                                          uint64_t offset, uint8_t *memory, uint64_t bytes)
 {
-    struct kvs_transfer *transfer = calloc(1, sizeof(*transfer));
+    struct kvs_transfer *transfer = malloc(sizeof(*transfer));
     if (transfer) {
-        transfer->kind = kind;
-        transfer->fd = file->fd;
-        transfer->file = file;
+        *transfer = (struct kvs_transfer){.kind = kind, .fd = file->fd, .file = file};
         transfer->file_offset = offset;
         transfer->memory = memory;
         transfer->bytes = bytes;
+        transfer->again = file->extent ? file->extent->unreadable : 0;
         kvs_file_ref_locked(file);
     }
     return transfer;
@@ -84,7 +83,7 @@ static int take_from_ram(struct kvs_load *load, uint32_t layer, uint32_t span,
         load->runs[(size_t)layer * load->span_count + span].region = region;
         load->held_bytes += region->bytes;
         load->stats.ram_bytes += cells * region->cell_bytes;
-        kvs_load_span_done_locked(load, layer);
+        kvs_load_span_done_locked(load, layer, span);
         return 0;
     }
     struct kvs_transfer *copy = calloc(1, sizeof(*copy));
@@ -180,7 +179,7 @@ int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span_
     struct kvs_region *region = extent->regions ? extent->regions[layer] : NULL;
     int reread = load->runs[(size_t)layer * load->span_count + span_number].reread;
     if (count == 0) {
-        kvs_load_span_done_locked(load, layer);
+        kvs_load_span_done_locked(load, layer, span_number);
         return 0;
     }
     if (!reread && covers(region, span->position, count)) {
@@ -289,7 +288,7 @@ int kvs_plan_direct_locked(struct kvs_load *load, uint32_t layer, uint32_t span_
         at += length ? length : 1;
     }
     if (run->direct_pending == 0) {
-        kvs_load_span_done_locked(load, layer); /* no block of it was wanted */
+        kvs_load_span_done_locked(load, layer, span_number); /* no block of it was wanted */
     }
     return 0;
 }
@@ -340,7 +339,7 @@ static int plan_one(struct kvs_root *root, struct kvs_load *load)
         }
         int error = load->ns->cell_bytes[layer] == 0 ? 0 : kvs_plan_direct_locked(load, layer, i);
         if (load->ns->cell_bytes[layer] == 0) {
-            kvs_load_span_done_locked(load, layer);
+            kvs_load_span_done_locked(load, layer, i);
         } else if (error == -ENOTSUP) {
             error = kvs_plan_region_locked(load, layer, i);
         }

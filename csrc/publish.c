@@ -62,6 +62,21 @@ static int header_write(struct kvs_root *root, struct kvs_writer *writer,
     return error;
 }
 
+/* 0: the name is free. */
+static int winner_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name,
+                       enum kvs_reason reason)
+{
+    char path[KVS_PATH_BYTES];
+    if (reason == KVS_REASON_FOREIGN) {
+        return kvs_refused_move(root, ns, name);
+    }
+    kvs_path_of(ns, name, path);
+    kvs_judge_begin(root);
+    int error = kvs_quarantine_move(root, path);
+    kvs_judge_end(root);
+    return error;
+}
+
 /* How many of our blocks from `named` on the winner of that name has, and holds it for good. */
 static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
                              struct kvs_writer_extent *made, uint32_t named, int *retry)
@@ -71,10 +86,15 @@ static uint32_t winner_renew(struct kvs_root *root, struct kvs_writer *writer,
     struct kvs_extent *winner = NULL;
     uint32_t followed = 0;
     enum kvs_reason reason = kvs_adopt(root, writer->ns, ours, 1, &winner);
-    /* A file that vanished left the name free; the owner moves a damaged or foreign one aside. */
+    if (reason == KVS_REASON_IO_ERROR) { /* once may be chance */
+        reason = kvs_adopt(root, writer->ns, ours, 1, &winner);
+    }
+    /* A file that vanished left the name free; the owner moves aside what is damaged (adopt.c has),
+     * foreign or cannot be read. */
+    int moves = reason == KVS_REASON_FOREIGN || reason == KVS_REASON_IO_ERROR;
     *retry = reason == KVS_REASON_ABSENT || (reason == KVS_REASON_DAMAGED && root->is_owner);
-    if (reason == KVS_REASON_FOREIGN && root->is_owner) {
-        *retry = kvs_refused_move(root, writer->ns, ours) == 0;
+    if (moves && root->is_owner) {
+        *retry = winner_move(root, writer->ns, ours, reason) == 0;
     }
     if (reason) {
         return 0;
@@ -98,18 +118,21 @@ static enum naming name_take(struct kvs_root *root, struct kvs_writer *writer,
 {
     struct kvs_fs *fs = root->store->fs;
     char path[KVS_PATH_BYTES], bucket[KVS_PATH_BYTES];
-    uint32_t tries = 0;
+    uint32_t tries = 0, evictions = 0;
     *named = 0;
     while (*named < made->count && tries++ < 2 * KVS_EXTENT_BLOCKS_MAX) {
         const struct kvs_key *key = &writer->keys[made->first + *named];
         kvs_path_of(writer->ns, key, path);
-        if (kvs_bucket_make(root, writer->ns, key, bucket) < 0) {
-            return FAILED;
-        }
-        kvs_name_clear(root, writer->ns, key);
-        int error = fs->calls->link(fs, root->fd, &made->temp, path);
+        int error = kvs_bucket_make(root, writer->ns, key, bucket);
         if (error == 0) {
-            return NAMED;
+            kvs_name_clear(root, writer->ns, key);
+            error = fs->calls->link(fs, root->fd, &made->temp, path);
+            if (error == 0) {
+                return NAMED;
+            }
+        }
+        if (kvs_evict_helps(root, error, &evictions)) {
+            continue; /* a directory needed a block or an inode */
         }
         if (error == -ENOENT || error == -ENOTDIR) {
             kvs_bucket_forget(root, writer->ns, key); /* its directory was taken from under us */
@@ -185,8 +208,10 @@ static int publish_one(struct kvs_writer *writer, struct kvs_writer_extent *made
     struct kvs_extent *extent = made->extent;
     struct kvs_fs_stat stat;
     uint32_t named = 0;
+    kvs_worker_at(root);
     int error = header_write(root, writer, made);
     kvs_lock(store);
+    root->device_written_bytes += error ? 0 : made->header_bytes;
     extent->last_use_s = extent->written_use_s = kvs_store_now_s(store);
     extent->valid_until_s = extent->last_use_s + store->classes[writer->class_number].ttl_s;
     extent->times_ours = 1;

@@ -1,6 +1,7 @@
 /*
- * quarantine.c: files that failed their checks are renamed aside, so that a person can look at them
- * and a new put can take their name. What cannot be moved is deleted at once.
+ * quarantine.c: files that failed their checks, or cannot be read, are renamed aside, so that a
+ * person can look at them and a new put can take their name. What cannot be moved is deleted at
+ * once.
  *
  * Bounded: 64 entries and a hundredth of the capacity, the newest file excepted; beyond that the
  * oldest file is deleted (a directory is a person's, and stays). Their bytes are charged to the
@@ -56,7 +57,11 @@ static void tally_take(struct kvs_root *root, struct tally *tally)
 {
     struct kvs_fs *fs = root->store->fs;
     *tally = (struct tally){.root = root};
-    fs->calls->list(fs, root->fd, "quarantine", tally_one, tally);
+    int error = fs->calls->list(fs, root->fd, "quarantine", tally_one, tally);
+    if (error && error != -ENOENT) {
+        *tally = (struct tally){.root = root};
+        return; /* what was counted before holds on */
+    }
     kvs_lock(root->store);
     root->used_bytes += tally->bytes;
     kvs_room_refund_locked(root, root->quarantine_bytes);
@@ -74,19 +79,22 @@ static int over(const struct kvs_root *root, const struct tally *tally)
            (tally->files > 1 && tally->bytes > root->capacity_bytes / SHARE);
 }
 
-void kvs_quarantine_count(struct kvs_root *root)
+static int oldest_delete(struct kvs_root *root, const struct tally *tally)
 {
     struct kvs_fs *fs = root->store->fs;
+    int error = fs->calls->unlink(fs, root->fd, tally->oldest);
+    kvs_lock(root->store);
+    root->store->stats.quarantine_deleted += error == 0;
+    kvs_unlock(root->store);
+    return error;
+}
+
+void kvs_quarantine_count(struct kvs_root *root)
+{
     struct tally tally;
     tally_take(root, &tally);
-    while (over(root, &tally)) {
-        if (!tally.oldest[0] || fs->calls->unlink(fs, root->fd, tally.oldest) < 0) {
-            break;
-        }
+    while (over(root, &tally) && tally.oldest[0] && oldest_delete(root, &tally) == 0) {
         tally_take(root, &tally);
-        kvs_lock(root->store);
-        root->store->stats.quarantine_deleted++;
-        kvs_unlock(root->store);
     }
 }
 
@@ -113,9 +121,10 @@ static int move(struct kvs_root *root, const char *path)
     if (error < 0) {
         return error;
     }
-    tally_take(root, &tally);
-    if (tally.entries >= FILES_MAX && !tally.oldest[0]) {
-        return -ENOSPC; /* full of what is not ours to delete */
+    for (tally_take(root, &tally); tally.entries >= FILES_MAX; tally_take(root, &tally)) {
+        if (!tally.oldest[0] || oldest_delete(root, &tally) < 0) {
+            return -ENOSPC; /* full of what is not ours to delete */
+        }
     }
     kvs_lock(store);
     uint64_t sequence = root->quarantine_sequence++;
@@ -132,18 +141,20 @@ void kvs_judge_begin(struct kvs_root *root)
 {
     struct kvs_store *store = root->store;
     kvs_lock(store);
-    while (root->judging) {
+    while (root->judge) {
         pthread_cond_wait(&store->changed, &store->lock);
     }
-    root->judging = 1;
+    root->judge = kvs_worker_self();
     kvs_unlock(store);
 }
 
 void kvs_judge_end(struct kvs_root *root)
 {
     kvs_lock(root->store);
-    root->judging = 0;
-    pthread_cond_broadcast(&root->store->changed);
+    if (root->judge == kvs_worker_self()) { /* else its turn was ended when the root went down */
+        root->judge = NULL;
+        pthread_cond_broadcast(&root->store->changed);
+    }
     kvs_unlock(root->store);
 }
 
@@ -155,12 +166,23 @@ int kvs_quarantine_move(struct kvs_root *root, const char *path)
     return error && error != -ENOENT ? fs->calls->unlink(fs, root->fd, path) : error;
 }
 
-void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent)
+void kvs_extent_unreadable_locked(struct kvs_root *root, struct kvs_extent *extent, int again)
+{
+    if (!extent->unreadable) {
+        extent->unreadable = 1;
+        extent->unreadable_after = root->breaker.successes;
+    } else if (again && root->breaker.successes > extent->unreadable_after) {
+        kvs_quarantine_locked(root->store, extent, KVS_REASON_IO_ERROR);
+    }
+}
+
+void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,
+                           enum kvs_reason reason)
 {
     if (extent->state != KVS_EXTENT_LIVE) {
         return;
     }
     store->stats.quarantined_extents++;
-    kvs_leave_locked(store, extent, KVS_REASON_DAMAGED);
+    kvs_leave_locked(store, extent, reason);
     kvs_job_add_locked(&store->roots[extent->root], kvs_leave_job, extent, 1);
 }

@@ -165,7 +165,7 @@ static void save_job(struct kvs_root *root, void *argument)
 void kvs_removed_round_locked(struct kvs_root *root, int64_t now_ns)
 {
     struct kvs_removals *ring = root->removals;
-    if (ring && !ring->saving && ring->added != ring->noticed &&
+    if (ring && root->is_owner && !ring->saving && ring->added != ring->noticed &&
         now_ns - ring->saved_ns >= SAVE_S * KVS_NS_PER_S) {
         ring->noticed = ring->added;
         ring->saving = kvs_job_add_locked(root, save_job, NULL, 0) == 0;
@@ -190,6 +190,9 @@ static int ring_read(struct kvs_root *root, struct kvs_ring *out)
 void kvs_removed_load(struct kvs_root *root)
 {
     struct kvs_store *store = root->store;
+    if (root->removals) {
+        return; /* the owner again: what it remembers is as good as what it finds */
+    }
     struct kvs_ring *image = calloc(1, KVS_RING_BYTES);
     struct kvs_removals *ring = calloc(1, sizeof(*ring));
     if (!image || !ring) {

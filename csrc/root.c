@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "root_files.h"
 #include "store.h"
@@ -22,17 +23,16 @@ static const char identity[] = "root.json";
 
 /* ---- identity ---- */
 
-static int identity_read(struct kvs_root *root)
+int kvs_identity_read(struct kvs_fs *fs, int root_fd, uint8_t *uuid)
 {
-    struct kvs_fs *fs = root->store->fs;
     char text[4096];
-    int fd = fs->calls->open_read(fs, root->fd, identity);
+    int fd = fs->calls->open_read(fs, root_fd, identity);
     if (fd < 0) {
         return fd;
     }
     int error = fs->calls->read_at(fs, fd, text, sizeof(text), 0);
     fs->calls->close(fs, fd);
-    return error ? error : kvs_uuid_from_text(text, sizeof(text), root->uuid);
+    return error ? error : kvs_uuid_from_text(text, sizeof(text), uuid);
 }
 
 static int identity_write(struct kvs_root *root)
@@ -63,7 +63,7 @@ static int identity_write(struct kvs_root *root)
     if (error && temp.name[0]) {
         fs->calls->unlink(fs, root->fd, temp.name);
     }
-    return error == -EEXIST ? identity_read(root) : error;
+    return error == -EEXIST ? kvs_identity_read(fs, root->fd, root->uuid) : error;
 }
 
 /* Only an owner writes one, also in place of a damaged one. A peer that comes before it, and an
@@ -71,11 +71,12 @@ static int identity_write(struct kvs_root *root)
  * block. */
 static void identity_take(struct kvs_root *root)
 {
-    int error = identity_read(root);
+    int error = kvs_identity_read(root->store->fs, root->fd, root->uuid);
     if (root->is_owner && kvs_reason_of_errno(error) == KVS_REASON_DAMAGED) {
         kvs_quarantine_move(root, identity);
     }
-    if (error < 0 && (!root->is_owner || identity_write(root) < 0)) {
+    root->has_identity = error == 0 || (root->is_owner && identity_write(root) == 0);
+    if (!root->has_identity) {
         memset(root->uuid, 0, sizeof(root->uuid));
         for (size_t i = 0; root->path[i]; i++) {
             root->uuid[i % 16] = (uint8_t)(root->uuid[i % 16] * 31 + root->path[i]);
@@ -123,6 +124,12 @@ int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes
     kvs_quarantine_count(root);
     kvs_removed_load(root);
     return 0;
+}
+
+void kvs_root_unlock(struct kvs_root *root, int lock_fd)
+{
+    struct kvs_fs *fs = root->store->fs;
+    fs->calls->unlock(fs, root->fd, owner_lock, lock_fd);
 }
 
 /* ---- engine ---- */
@@ -195,6 +202,17 @@ static int lock_take(struct kvs_root *root, char *message, uint32_t message_byte
     return error;
 }
 
+/* Absolute: it is opened again when its disk comes back, whatever the working directory is then. */
+static void path_take(struct kvs_root *root, const char *path)
+{
+    char here[sizeof(root->path) / 2];
+    if (path[0] != '/' && getcwd(here, sizeof(here))) {
+        snprintf(root->path, sizeof(root->path), "%s/%.500s", here, path);
+    } else {
+        snprintf(root->path, sizeof(root->path), "%s", path);
+    }
+}
+
 struct kvs_root *kvs_root_add(struct kvs_store *store)
 {
     struct kvs_root *root = &store->roots[store->root_count];
@@ -215,7 +233,7 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
                   const struct kvs_options *all, struct kvs_root *root, char *message,
                   uint32_t message_bytes)
 {
-    snprintf(root->path, sizeof(root->path), "%s", options->path);
+    path_take(root, options->path);
     root->fd = store->fs->calls->open_root(store->fs, options->path, 1);
     if (root->fd < 0) {
         snprintf(message, message_bytes,
@@ -224,7 +242,11 @@ int kvs_root_open(struct kvs_store *store, const struct kvs_root_options *option
                  options->path, strerror(-root->fd));
         return root->fd;
     }
-    int error = store->fs->calls->space(store->fs, root->fd, &root->space);
+    struct kvs_fs_stat stat;
+    int error = store->fs->calls->stat_fd(store->fs, root->fd, &stat);
+    root->device = stat.device;
+    root->inode = stat.inode;
+    error = error ? error : store->fs->calls->space(store->fs, root->fd, &root->space);
     if (error) {
         snprintf(message, message_bytes, "cannot read the size of the file system of %s: %s",
                  options->path, strerror(-error));
@@ -294,7 +316,9 @@ void kvs_root_stop(struct kvs_root *root)
         kvs_root_wake(root);
         kvs_unlock(root->store);
         pthread_join(root->io_thread, NULL);
-        root->io_running = 0;
+        kvs_lock(root->store);
+        root->io_running = 0; /* views may be released any time: nobody wakes a closed engine */
+        kvs_unlock(root->store);
     }
     kvs_jobs_stop(root);
 }
@@ -309,13 +333,16 @@ void kvs_root_close(struct kvs_root *root)
     }
     if (root->lock_fd >= 0) {
         kvs_removed_save(root);
-        fs->calls->unlock(fs, root->fd, owner_lock, root->lock_fd);
+        kvs_root_unlock(root, root->lock_fd);
     }
-    if (root->fd >= 0) {
-        fs->calls->close(fs, root->fd);
-    }
+    kvs_lock(root->store);
+    int fd = root->fd;
     root->fd = root->lock_fd = -1;
     root->is_owner = 0;
+    kvs_unlock(root->store);
+    if (fd >= 0) {
+        fs->calls->close(fs, fd);
+    }
     free(root->removals);
     root->removals = NULL;
     free(root->slots);

@@ -5,6 +5,9 @@
  * Only an owner looks, on a file worker, one look at a time. A look lists the buckets whose change
  * time is not the one it remembers (no clock is asked, so no step of it can hide a name), and each
  * of those once more at the next look: a name made right after a listing may have the same time.
+ *
+ * Invariant: a look of a root that went down stops and counts for nothing, even if its device keeps
+ * it for ever; when the root is back, a scan lists everything.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,7 +17,10 @@
 #include "root_files.h"
 #include "store.h"
 
-struct kvs_seen { /* of one namespace on one root */
+/* Of one namespace on one root; under the store's lock: a look of before the root was down may come
+ * back beside a new one. */
+struct kvs_seen {
+    uintptr_t life; /* looks_life of the root */
     int64_t at_ns[KVS_BUCKETS];
     uint8_t looks[KVS_BUCKETS]; /* still to be made though nothing changes */
 };
@@ -58,56 +64,101 @@ static int is_hex(const char *text, size_t length)
     return strlen(text) == length && strspn(text, "0123456789abcdef") == length;
 }
 
-static int closing(struct kvs_root *root)
+static int stopped_locked(const struct kvs_root *root, uintptr_t life)
+{
+    return root->store->closing || kvs_root_down_locked(root) || root->looks_life != life;
+}
+
+static int stopped(struct kvs_root *root, uintptr_t life)
 {
     kvs_lock(root->store);
-    int closing = root->store->closing;
+    int is = stopped_locked(root, life);
     kvs_unlock(root->store);
-    return closing;
+    return is;
 }
 
 /* ---- what changed since the last look ---- */
 
-/* Whether the bucket has to be listed. Notes its state before it is. */
-static int changed(struct kvs_root *root, struct kvs_seen *seen, uint32_t bucket, const char *path)
+struct bucket {
+    struct kvs_namespace *ns;
+    uintptr_t life; /* of the look */
+    uint32_t number;
+    char path[2 * KVS_PATH_BYTES];
+};
+
+/* Notes the state of the bucket before it is listed. 0: it has not changed. */
+static int changed(struct kvs_root *root, const struct bucket *bucket)
 {
     struct kvs_fs *fs = root->store->fs;
+    struct kvs_seen *seen = bucket->ns->seen[root->number];
     struct kvs_fs_stat stat;
-    if (fs->calls->stat_path(fs, root->fd, path, &stat) < 0) {
+    if (fs->calls->stat_path(fs, root->fd, bucket->path, &stat) < 0) {
         return 1;
     }
     int64_t at_ns = stat.mtime_s * KVS_NS_PER_S + stat.mtime_ns;
-    if (seen->at_ns[bucket] == at_ns && seen->looks[bucket] == 0) {
-        return 0;
+    kvs_lock(root->store);
+    int64_t *seen_ns = &seen->at_ns[bucket->number];
+    uint8_t *looks = &seen->looks[bucket->number];
+    int same = *seen_ns == at_ns;
+    int is = !same || *looks > 0;
+    if (is && seen->life == bucket->life) {
+        *looks = (uint8_t)(same ? *looks - 1 : 1);
+        *seen_ns = at_ns;
     }
-    seen->looks[bucket] = seen->at_ns[bucket] == at_ns ? seen->looks[bucket] - 1 : 1;
-    seen->at_ns[bucket] = at_ns;
-    return 1;
+    kvs_unlock(root->store);
+    return is;
 }
 
-/* 0, or an error of the listing. *again: a file could not be read. */
-static int scan_bucket(struct kvs_root *root, struct kvs_namespace *ns, const char *path,
-                       int *again)
+/* The next look lists it, whatever its time is. */
+static void look_again(struct kvs_root *root, const struct bucket *bucket)
+{
+    kvs_lock(root->store);
+    bucket->ns->seen[root->number]->at_ns[bucket->number] = 0;
+    kvs_unlock(root->store);
+}
+
+static int tells_nothing(enum kvs_reason reason)
+{
+    return reason == KVS_REASON_IO_ERROR || reason == KVS_REASON_BUSY ||
+           reason == KVS_REASON_ROOT_DOWN;
+}
+
+/* 0, or an error of the listing. */
+static int scan_bucket(struct kvs_root *root, const struct bucket *bucket)
 {
     struct names names;
-    int error = names_of(root, path, 0, &names);
-    *again = error < 0;
-    for (uint32_t i = 0; i < names.count && !closing(root); i++) {
+    int error = names_of(root, bucket->path, 0, &names);
+    int again = error < 0;
+    for (uint32_t i = 0; i < names.count; i++) {
         struct kvs_key key;
         struct kvs_extent *extent;
+        if (stopped(root, bucket->life)) {
+            again = 1;
+            break;
+        }
         if (kvs_key_from_name(names.list[i], &key) < 0) {
             continue;
         }
-        enum kvs_reason reason = kvs_adopt(root, ns, &key, 0, &extent);
+        enum kvs_reason reason = kvs_adopt(root, bucket->ns, &key, 0, &extent);
         if (reason == KVS_REASON_NONE) {
             kvs_lock(root->store);
             kvs_extent_unpin_locked(root->store, extent);
             kvs_unlock(root->store);
         }
-        *again |= reason == KVS_REASON_IO_ERROR;
+        again |= tells_nothing(reason);
+    }
+    if (again) {
+        look_again(root, bucket);
     }
     free(names.list);
     return error;
+}
+
+/* As FORMAT has them. A tmp/ may be older than the store, and hold what is not ours to remove. */
+static int is_temporary(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 7 && strncmp(name, "kv-", 3) == 0 && strcmp(name + length - 4, ".tmp") == 0;
 }
 
 /* Names that a dead process left in a tmp/; ours are younger than an hour. One that was about to be
@@ -123,7 +174,7 @@ static void sweep_temporaries(struct kvs_root *root, const char *directory)
     int64_t now_s = root->store->clock->wall_s(root->store->clock);
     for (uint32_t i = 0; i < names.count; i++) {
         snprintf(path, sizeof(path), "%s/%s", directory, names.list[i]);
-        if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 &&
+        if (is_temporary(names.list[i]) && fs->calls->stat_path(fs, root->fd, path, &stat) == 0 &&
             (stat.mtime_s < now_s ? stat.mtime_s : stat.atime_s) + 3600 < now_s) {
             fs->calls->unlink(fs, root->fd, path);
         }
@@ -131,7 +182,7 @@ static void sweep_temporaries(struct kvs_root *root, const char *directory)
     free(names.list);
 }
 
-static struct kvs_namespace *namespace_of(struct kvs_root *root, const char *name)
+static struct kvs_namespace *namespace_of(struct kvs_root *root, const char *name, uintptr_t life)
 {
     struct kvs_store *store = root->store;
     kvs_lock(store);
@@ -139,32 +190,33 @@ static struct kvs_namespace *namespace_of(struct kvs_root *root, const char *nam
     if (!ns && kvs_namespace_add_locked(store, name, &ns) < 0) {
         ns = NULL;
     }
-    kvs_unlock(store);
-    if (ns && !ns->seen[root->number]) {
-        ns->seen[root->number] = calloc(1, sizeof(struct kvs_seen)); /* looks only use it */
+    struct kvs_seen *seen = ns ? ns->seen[root->number] : NULL;
+    if (ns && !seen) {
+        seen = ns->seen[root->number] = calloc(1, sizeof(*seen));
     }
-    return ns && ns->seen[root->number] ? ns : NULL;
+    if (seen && seen->life < life) {
+        *seen = (struct kvs_seen){.life = life};
+    }
+    kvs_unlock(store);
+    return seen ? ns : NULL;
 }
 
-static int scan_namespace(struct kvs_root *root, const char *name)
+static int scan_namespace(struct kvs_root *root, const char *name, uintptr_t life)
 {
     struct names buckets;
-    struct kvs_namespace *ns = namespace_of(root, name);
-    if (!ns) {
+    struct bucket bucket = {.ns = namespace_of(root, name, life), .life = life};
+    if (!bucket.ns) {
         return -ENOMEM;
     }
-    struct kvs_seen *seen = ns->seen[root->number];
     int error = names_of(root, name, 1, &buckets);
-    for (uint32_t i = 0; i < buckets.count && !closing(root); i++) {
-        char path[2 * KVS_PATH_BYTES];
+    for (uint32_t i = 0; i < buckets.count && !stopped(root, life); i++) {
         if (!is_hex(buckets.list[i], 3)) {
             continue;
         }
-        uint32_t bucket = (uint32_t)strtoul(buckets.list[i], NULL, 16);
-        snprintf(path, sizeof(path), "%s/%s", name, buckets.list[i]);
-        if (changed(root, seen, bucket, path)) {
-            int again, failed = scan_bucket(root, ns, path, &again);
-            seen->at_ns[bucket] = again ? 0 : seen->at_ns[bucket];
+        bucket.number = (uint32_t)strtoul(buckets.list[i], NULL, 16);
+        snprintf(bucket.path, sizeof(bucket.path), "%s/%s", name, buckets.list[i]);
+        if (changed(root, &bucket)) {
+            int failed = scan_bucket(root, &bucket);
             error = error ? error : failed;
         }
     }
@@ -172,7 +224,8 @@ static int scan_namespace(struct kvs_root *root, const char *name)
     return error;
 }
 
-static void look(struct kvs_root *root)
+/* 0: the root went down meanwhile, and may be back. */
+static int look(struct kvs_root *root, uintptr_t life)
 {
     struct kvs_store *store = root->store;
     struct names names;
@@ -184,30 +237,35 @@ static void look(struct kvs_root *root)
         sweep_temporaries(root, "tmp");
     }
     int error = names_of(root, ".", 1, &names);
-    for (uint32_t i = 0; i < names.count && !closing(root); i++) {
+    for (uint32_t i = 0; i < names.count && !stopped(root, life); i++) {
         if (is_hex(names.list[i], KVS_NAMESPACE_NAME_BYTES - 1)) {
             if (first) {
                 snprintf(temporary, sizeof(temporary), "%s/tmp", names.list[i]);
                 sweep_temporaries(root, temporary);
             }
-            int failed = scan_namespace(root, names.list[i]);
+            int failed = scan_namespace(root, names.list[i], life);
             error = error ? error : failed;
         }
     }
     free(names.list);
     kvs_quarantine_count(root);
     kvs_lock(store);
-    root->looks_ended = root->looks_begun;
-    root->look_error = error;
-    root->rescan_ns = kvs_store_now_ns(store);
+    int whole = !stopped_locked(root, life) || store->closing;
+    if (whole) {
+        root->looks_ended = root->looks_begun;
+        root->look_error = error;
+        root->rescan_ns = kvs_store_now_ns(store);
+    }
     kvs_unlock(store);
+    return whole;
 }
 
 void kvs_scan_job(struct kvs_root *root, void *argument)
 {
-    (void)argument;
     struct kvs_store *store = root->store;
-    look(root);
+    if (!look(root, (uintptr_t)argument)) {
+        return; /* there is another scan when it is back */
+    }
     kvs_lock(store);
     kvs_extent_order_by_use_locked(root);
     root->warming = 0;
@@ -220,22 +278,38 @@ void kvs_scan_job(struct kvs_root *root, void *argument)
 /* What other processes did since the last time: names that are gone, and (the owner) new ones. */
 static void rescan_job(struct kvs_root *root, void *argument)
 {
-    (void)argument;
-    kvs_unnamed_forget(root);
-    if (root->is_owner) {
-        look(root);
-        kvs_room_restore(root);
+    uintptr_t life = (uintptr_t)argument;
+    if (!stopped(root, life)) {
+        kvs_unnamed_forget(root);
+        kvs_lock(root->store);
+        int looks = root->is_owner && !root->warming; /* just taken over: at it already */
+        kvs_unlock(root->store);
+        if (looks && look(root, life)) {
+            kvs_room_restore(root);
+        }
     }
     kvs_lock(root->store);
-    root->rescan_ns = kvs_store_now_ns(root->store);
-    root->rescanning = 0;
-    kvs_deletes_resume_locked(root->store);
+    if (root->looks_life == life) {
+        root->rescan_ns = kvs_store_now_ns(root->store);
+        root->rescanning = 0;
+        kvs_deletes_resume_locked(root->store);
+    }
     kvs_unlock(root->store);
 }
 
 void kvs_look_soon_locked(struct kvs_root *root)
 {
     if (!root->warming && !root->rescanning) {
-        root->rescanning = kvs_job_add_locked(root, rescan_job, NULL, 0) == 0;
+        void *life = (void *)root->looks_life;
+        root->rescanning = kvs_job_add_locked(root, rescan_job, life, 0) == 0;
+    }
+}
+
+void kvs_scan_anew_locked(struct kvs_root *root)
+{
+    root->looks_life++;
+    root->rescanning = root->warming = 0;
+    if (root->is_owner && !root->store->closing) {
+        root->warming = kvs_job_add_locked(root, kvs_scan_job, (void *)root->looks_life, 0) == 0;
     }
 }

@@ -205,7 +205,7 @@ static void damaged_locked(struct kvs_store *store, struct kvs_extent *extent)
 {
     if (extent->state == KVS_EXTENT_LIVE) {
         store->stats.scrub_damaged++;
-        kvs_quarantine_locked(store, extent);
+        kvs_quarantine_locked(store, extent, KVS_REASON_DAMAGED);
     }
 }
 
@@ -368,7 +368,8 @@ void kvs_scrub_next_locked(struct kvs_root *root)
     if (!scrub || scrub->busy || store->closing) {
         return;
     }
-    int runs = root->is_owner && !root->warming; /* else it holds no file either */
+    /* Else it holds no file either: a disk that is down may have to be unmounted. */
+    int runs = root->is_owner && !root->warming && !kvs_root_down_locked(root);
     int64_t now_ns = kvs_store_now_ns(store);
     budget_fill_locked(scrub, now_ns);
     struct kvs_extent *extent = runs ? current_locked(root) : NULL;

@@ -257,6 +257,9 @@ void kvs_made_written(struct kvs_transfer *write)
     made->writes_in_flight--;
     store->writes_in_flight--;
     if (write->error) {
+        if (write->error == -ENOSPC || write->error == -EDQUOT) {
+            store->roots[made->root].writes_full = 1;
+        }
         kvs_made_drop_locked(writer, made);
     } else {
         writer->stats.bytes_written += (uint64_t)made->count * region->cell_bytes;

@@ -1,9 +1,7 @@
 /*
- * store.c: opening and closing: memory, roots, threads, in order.
+ * store.c: opening: memory, roots, threads, in order; references and fork. Closing is in close.c.
  *
- * Close, in this order: no new work (closing 1), loads end, writers end or finish their commit, I/O
- * drains and its threads leave (closing 2), times are written, file workers run dry, engines and
- * files are closed. The arena stays mapped until the last handle is closed: views may be looked at.
+ * The arena stays mapped until the last handle is closed: views may be looked at.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +12,8 @@
 
 #include "store.h"
 
-enum { COMMIT_WAIT_S = 10, FILES_MAX = 65536, SMALL_TABLE = 1024 };
+enum { FILES_MAX = 65536, SMALL_TABLE = 1024 };
+static const int64_t IO_TIMEOUT_NS = 10 * KVS_NS_PER_S;
 
 /* ---- fork: a child has the memory but none of the threads ---- */
 
@@ -62,8 +61,9 @@ static void store_free(struct kvs_store *store)
     if (store->arena) {
         kvs_arena_close(store->arena);
     }
-    if (store->owns_fs && store->fs) {
-        kvs_fs_posix_close(store->fs);
+    kvs_fs_watch_close(store->fs);
+    if (store->owns_fs && store->fs_inner) {
+        kvs_fs_posix_close(store->fs_inner);
     }
     pthread_cond_destroy(&store->changed);
     pthread_cond_destroy(&store->put_ready);
@@ -169,12 +169,14 @@ int kvs_store_new(const struct kvs_options *options, struct kvs_store **out)
     kvs_list_init(&store->leases);
     kvs_list_init(&store->loads);
     kvs_list_init(&store->writers);
-    store->fs = options->fs;
+    store->io_timeout_ns = options->io_timeout_ns > 0 ? options->io_timeout_ns : IO_TIMEOUT_NS;
+    store->fs_inner = options->fs;
     store->owns_fs = options->fs == NULL;
     int error = kvs_removed_open(store);
     if (!error && store->owns_fs) {
-        error = kvs_fs_posix_open(&store->fs);
+        error = kvs_fs_posix_open(&store->fs_inner);
     }
+    error = error ? error : kvs_fs_watch_open(store, &store->fs);
     if (!error) {
         error = kvs_index_open(kvs_extent_tag_of, store, &store->index);
     }
@@ -253,94 +255,4 @@ int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *me
     }
     *out = store;
     return 0;
-}
-
-/* ---- close ---- */
-
-static void end_loads_and_writers_locked(struct kvs_store *store)
-{
-    while (!kvs_list_empty(&store->loads)) {
-        kvs_load_end_locked(KVS_ENTRY(store->loads.next, struct kvs_load, link), KVS_REASON_CLOSED);
-    }
-    for (struct kvs_link *at = store->writers.next; at != &store->writers;) {
-        struct kvs_writer *writer = KVS_ENTRY(at, struct kvs_writer, link);
-        at = at->next;
-        if (writer->state == KVS_WRITER_OPEN) {
-            kvs_writer_end_locked(writer);
-        }
-    }
-}
-
-/* Commits under way are finished, for a while; then they are given up like the others. */
-static void finish_commits_locked(struct kvs_store *store)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += COMMIT_WAIT_S;
-    int error = 0;
-    while (!kvs_list_empty(&store->writers) && error != ETIMEDOUT) {
-        error = pthread_cond_timedwait(&store->changed, &store->lock, &until);
-    }
-    for (struct kvs_link *at = store->writers.next; at != &store->writers;) {
-        struct kvs_writer *writer = KVS_ENTRY(at, struct kvs_writer, link);
-        at = at->next;
-        if (!writer->publishing) { /* else its job runs before the workers leave */
-            kvs_writer_end_locked(writer);
-        }
-    }
-}
-
-static void ram_drop_all_locked(struct kvs_store *store)
-{
-    while (!kvs_list_empty(&store->cached)) {
-        kvs_region_detach_locked(store, KVS_ENTRY(store->cached.prev, struct kvs_region, lru));
-    }
-    for (struct kvs_link *at = store->files.next; at != &store->files;) {
-        struct kvs_file *file = KVS_ENTRY(at, struct kvs_file, lru);
-        at = at->next;
-        if (file->extent) { /* else a transfer has it, and closes it when it ends */
-            kvs_file_release_locked(store, file->extent);
-        }
-    }
-}
-
-void kvs_close(struct kvs_store *store)
-{
-    if (store->fork_generation != atomic_load(&fork_generation)) {
-        return; /* in a child: nothing here is ours to end */
-    }
-    kvs_lock(store);
-    int first = store->closing == 0;
-    store->closing = first ? 1 : store->closing;
-    atomic_store(&store->is_closing, 1);
-    if (!first) {
-        kvs_unlock(store);
-        return;
-    }
-    end_loads_and_writers_locked(store);
-    finish_commits_locked(store);
-    store->closing = 2;
-    pthread_cond_broadcast(&store->put_ready);
-    pthread_cond_broadcast(&store->keeper_wake);
-    kvs_unlock(store);
-    if (store->copier_running) {
-        pthread_join(store->copier, NULL);
-    }
-    if (store->keeper_running) {
-        pthread_join(store->keeper, NULL);
-    }
-    kvs_times_flush_all(store);
-    kvs_lock(store);
-    for (uint32_t i = 0; i < store->root_count; i++) {
-        kvs_leave_again_locked(&store->roots[i]);
-    }
-    ram_drop_all_locked(store);
-    kvs_unlock(store);
-    for (uint32_t i = 0; i < store->root_count; i++) {
-        kvs_root_stop(&store->roots[i]);
-    }
-    for (uint32_t i = 0; i < store->root_count; i++) {
-        kvs_root_close(&store->roots[i]);
-    }
-    kvs_store_drop(store);
 }

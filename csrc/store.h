@@ -21,6 +21,7 @@
 #ifndef KVS_STORE_H
 #define KVS_STORE_H
 
+#include "scrub.h"
 #include "types.h"
 
 /* ---- store.c ---- */
@@ -51,6 +52,9 @@ int64_t kvs_store_now_s(struct kvs_store *store);
 /* Follows the wall clock, or names a step of it. */
 void kvs_wall_round_locked(struct kvs_store *store, int64_t now_ns);
 
+/* ---- info.c ---- */
+void kvs_load_count_locked(struct kvs_load *load); /* it has ended */
+
 /* ---- ticket.c ---- */
 struct kvs_ticket *kvs_ticket_open(struct kvs_store *store, int refs); /* NULL: no memory */
 void kvs_ticket_finish_locked(struct kvs_ticket *ticket, int64_t result);
@@ -76,9 +80,13 @@ void kvs_extent_forget_locked(struct kvs_store *store, struct kvs_extent *extent
                               enum kvs_reason reason);
 void kvs_extent_pin_locked(struct kvs_extent *extent);
 void kvs_extent_unpin_locked(struct kvs_store *store, struct kvs_extent *extent);
-/* Served block `key`: extent and position, or NULL. Expired ones are found too. */
+/* Served block `key`: extent and position, or NULL. Expired ones are found too, those on a root
+ * that is down are not. */
 struct kvs_extent *kvs_extent_lookup_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                             const struct kvs_key *key, uint8_t *position);
+/* The first extent that holds the key, served or not. */
+struct kvs_extent *kvs_extent_holder_locked(struct kvs_store *store, const struct kvs_namespace *ns,
+                                            const struct kvs_key *key);
 /* The extent whose file has this very name, or NULL. */
 struct kvs_extent *kvs_extent_named_locked(struct kvs_store *store, uint32_t root,
                                            const struct kvs_namespace *ns,
@@ -145,11 +153,14 @@ enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, i
                               const struct kvs_extent_header *header, struct kvs_file **out);
 /* Closes a file that no extent holds; file workers only. */
 void kvs_file_discard(struct kvs_file *file);
+void kvs_file_free(struct kvs_file *file); /* the record alone */
 /* 0, or -ESTALE: the caller discards the file. */
 int kvs_file_attach_locked(struct kvs_store *store, struct kvs_extent *extent,
                            struct kvs_file *file);
 /* Closes files beyond the cache's limit; file workers only. */
 void kvs_files_trim(struct kvs_store *store);
+/* Descriptors have run out: fewer are kept from now on. 1: some were closed. */
+int kvs_files_spare(struct kvs_store *store);
 
 /* ---- unnamed.c ---- */
 /* File workers: lets go of open files that another process unlinked. */
@@ -167,12 +178,32 @@ int kvs_root_probe(struct kvs_root *root, char *message, uint32_t message_bytes)
 void kvs_root_stop(struct kvs_root *root);
 void kvs_root_close(struct kvs_root *root);
 int kvs_root_try_lock(struct kvs_root *root, char *holder, uint32_t holder_bytes);
+void kvs_root_unlock(struct kvs_root *root, int lock_fd);
+/* The uuid in a directory's root.json. */
+int kvs_identity_read(struct kvs_fs *fs, int root_fd, uint8_t *uuid);
 /* Roots by rendezvous rank for a key. */
 void kvs_root_order(struct kvs_store *store, const struct kvs_key *key, uint8_t *order);
 int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                        void *argument, int urgent);
+/* For work that is of no single root: one that is in use, if any is. */
+struct kvs_root *kvs_root_in_use_locked(struct kvs_store *store);
+int kvs_job_add_anywhere_locked(struct kvs_store *store, void (*run)(struct kvs_root *, void *),
+                                void *argument, int urgent);
 int kvs_jobs_start(struct kvs_root *root);
 void kvs_jobs_stop(struct kvs_root *root);
+/* Workers that a call keeps too long: their root goes down, others take their place. */
+void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns);
+struct kvs_worker *kvs_worker_self(void); /* NULL on other threads */
+/* The next calls by descriptor are for files of this root; the one before. */
+struct kvs_root *kvs_worker_at(struct kvs_root *root);
+int kvs_worker_probes(void); /* this worker's calls are made though the root is down */
+void kvs_worker_set_probes(int on);
+
+/* ---- a device in trouble: breaker.h ---- */
+static inline int kvs_root_down_locked(const struct kvs_root *root)
+{
+    return root->breaker.state != KVS_BREAKER_CLOSED;
+}
 /* Wakes I/O threads that sleep; under the lock. */
 void kvs_root_wake(struct kvs_root *root);
 void kvs_wake_all(struct kvs_store *store);
@@ -181,7 +212,12 @@ void kvs_wake_all(struct kvs_store *store);
 /* A job for when the pace allows it: gives `bytes` back to the file system. */
 int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                             void *argument, uint64_t bytes);
-struct kvs_job *kvs_slow_take_locked(struct kvs_root *root);
+/* A close: a slow job when it is the last of an unlinked file of `bytes`. */
+int kvs_job_add_close_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
+                             void *argument, uint64_t bytes);
+struct kvs_job *kvs_slow_take_locked(struct kvs_root *root, struct kvs_worker *worker);
+/* The slow job that the worker was at, if any, is over or waited for no more. */
+void kvs_slow_over_locked(struct kvs_worker *worker);
 /* File workers: runs one slow job at once; 0: there is none. */
 int kvs_slow_hurry(struct kvs_root *root);
 /* Whether more may be unlinked now; what was unlinked. */
@@ -190,7 +226,9 @@ void kvs_pace_charge_locked(struct kvs_root *root, uint64_t bytes);
 void kvs_pace_round_locked(struct kvs_root *root); /* slow jobs go on when they may */
 
 /* ---- scan.c ---- */
-void kvs_scan_job(struct kvs_root *root, void *argument);
+void kvs_scan_job(struct kvs_root *root, void *life); /* life: looks_life of the root */
+/* The root came back: what was remembered of it, and a look that may never end, count no more. */
+void kvs_scan_anew_locked(struct kvs_root *root);
 /* A rescan begins, unless a look is queued or running. */
 void kvs_look_soon_locked(struct kvs_root *root);
 
@@ -206,6 +244,9 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
 /* ---- match.c ---- */
 uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
                           const struct kvs_key *keys, uint64_t count, enum kvs_reason *reason);
+/* Why a block that the index does not serve is not there. */
+enum kvs_reason kvs_miss_reason_locked(struct kvs_store *store, struct kvs_namespace *ns,
+                                       const struct kvs_key *key);
 /* One step of a walk, file workers only: the file named by the key, on any root. 1: it is good. */
 int kvs_walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struct kvs_key *key);
 /* Walks names from block `from` on; file workers only. Returns blocks known resident. */
@@ -231,10 +272,12 @@ void kvs_lease_drop_locked(struct kvs_lease *lease);
 void kvs_load_hold_locked(struct kvs_load *load);
 void kvs_load_drop_locked(struct kvs_load *load);
 void kvs_load_end_locked(struct kvs_load *load, enum kvs_reason reason);
-void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer);
+void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
 /* Blocks from `block` (absolute) on are bad in `layer` and all later ones. */
 void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
                          enum kvs_reason reason);
+/* Why there are fewer blocks than asked for in `layer`, which is ready. */
+enum kvs_reason kvs_load_reason_locked(const struct kvs_load *load, uint32_t layer);
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
 void kvs_load_admit_locked(struct kvs_store *store);
@@ -256,9 +299,16 @@ uint8_t *kvs_into_block(const struct kvs_load *load, uint32_t layer, uint64_t lo
 void kvs_into_copy(const struct kvs_load *load, uint32_t layer, uint64_t local_block,
                    const uint8_t *cells, uint32_t count);
 
-/* ---- io_thread.c ---- */
+/* ---- io_thread.c, transfers.c ---- */
 void *kvs_io_thread(void *root);
+/* The next to submit pieces of: reads first. *ended gets one that nobody wants any more and that
+ * has to be finished before anything else. */
+struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root, struct kvs_transfer **ended);
+void kvs_transfer_leave_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);
+void kvs_transfer_give_up_locked(struct kvs_root *root, struct kvs_transfer *transfer, int error);
 void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);
+/* Nobody waits for what is in flight any more; its memory stays the engine's until it is back. */
+void kvs_transfers_give_up_locked(struct kvs_root *root);
 
 /* ---- writer.c, stage.c, birth.c, publish.c ---- */
 int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
@@ -279,6 +329,8 @@ void kvs_writer_end_locked(struct kvs_writer *writer);
 int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t count,
                         uint32_t count_max, int fixed);
 void kvs_made_free(struct kvs_writer_extent *made);
+/* On the first root in rendezvous order that is in use. */
+void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
@@ -291,8 +343,12 @@ void kvs_publish_job(struct kvs_root *root, void *writer);
 /* File workers: makes `bytes` fit the budget and charges them. 0, or -ENOSPC. */
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes);
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
+/* What was charged is allocated now (or will not be), so the file system counts it itself. */
+void kvs_room_taken_locked(struct kvs_root *root, uint64_t bytes, int allocated);
 /* File workers: frees some bytes: what is paced (pace.c), else one extent. 0, or -ENOSPC. */
 int kvs_evict_one(struct kvs_root *root, int force);
+/* After ENOSPC or EDQUOT: 1 if something was evicted: try again. *tries counts over one put. */
+int kvs_evict_helps(struct kvs_root *root, int error, uint32_t *tries);
 /* File workers: evicts until the budget holds, after others' extents were adopted. */
 void kvs_room_restore(struct kvs_root *root);
 void kvs_count_removed_locked(struct kvs_store *store, const struct kvs_extent *extent,
@@ -326,18 +382,12 @@ void kvs_times_mark_locked(struct kvs_store *store, struct kvs_extent *extent);
 void kvs_times_write_back_locked(struct kvs_root *root, int64_t now_ns, int all);
 void kvs_times_flush_all(struct kvs_store *store);
 
-/* ---- scrub.c ---- */
-int kvs_scrub_open(struct kvs_root *root, uint64_t bytes_per_s); /* 0: none */
-void kvs_scrub_close(struct kvs_root *root);                     /* after the threads left */
-/* Begins the next step when it may. */
-void kvs_scrub_next_locked(struct kvs_root *root);
-/* The extent left the index: what is open of it is of no use any more. */
-void kvs_scrub_gone_locked(struct kvs_root *root, const struct kvs_extent *extent);
-void kvs_scrub_read_done(struct kvs_root *root); /* I/O thread */
-void kvs_scrub_info_locked(const struct kvs_root *root, struct kvs_root_info *out);
-
 /* ---- quarantine.c ---- */
-void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent);
+void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,
+                           enum kvs_reason reason);
+/* A read of it failed. Once may be chance; when a read that was begun later (`again`) fails too,
+ * and the device did others meanwhile, the extent goes: its key is not tried for ever. */
+void kvs_extent_unreadable_locked(struct kvs_root *root, struct kvs_extent *extent, int again);
 void kvs_quarantine_count(struct kvs_root *root);
 /* One worker at a time looks at what a name leads to and moves it aside: else the second would move
  * what the first one's put has made meanwhile. Not nested. */

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "arena.h"
+#include "breaker.h"
 #include "format.h"
 #include "index.h"
 #include "io_choose.h"
@@ -20,8 +21,9 @@
 
 enum {
     KVS_FILE_WORKERS = 4,          /* per root: cold opens run in parallel */
+    KVS_WORKERS_MAX = 12, /* with those in place of workers that a device keeps waiting */
     KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
-    KVS_BUCKETS = 4096,            /* directories of a namespace: 3 hex digits */
+    KVS_BUCKETS = 4096, /* directories of a namespace: 3 hex digits */
     KVS_PATH_BYTES = KVS_FS_NAME_BYTES
 };
 
@@ -38,7 +40,7 @@ struct kvs_ticket {
 
 struct kvs_queue {
     struct kvs_store *store; /* held */
-    uint64_t *tokens;        /* ring of what take() has not fetched */
+    uint64_t *tokens; /* ring of what take() has not fetched */
     uint32_t head, count, room;
     int fd;
 };
@@ -51,10 +53,10 @@ struct kvs_namespace {
     uint8_t fingerprint[32];
     int has_layout; /* 0: only seen on disk; counted and evicted, not served */
     uint32_t layer_count, block_tokens, extent_blocks;
-    uint32_t *cell_bytes;  /* [layer_count] */
+    uint32_t *cell_bytes; /* [layer_count] */
     uint32_t *part_counts; /* [layer_count] */
-    uint32_t *part_first;  /* [layer_count]: index of the layer's first part */
-    uint32_t *part_bytes;  /* all parts, layer after layer */
+    uint32_t *part_first; /* [layer_count]: index of the layer's first part */
+    uint32_t *part_bytes; /* all parts, layer after layer */
     uint32_t part_total;
     uint64_t block_bytes;
     uint64_t largest_cell;
@@ -98,6 +100,8 @@ struct kvs_extent {
     uint8_t leaving; /* enum kvs_leaving */
     uint8_t leave_failed;
     uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
+    uint8_t unreadable; /* a read of it failed; see kvs_extent_unreadable_locked */
+    uint64_t unreadable_after; /* breaker.successes of its root then */
     uint64_t tags[]; /* [block_count], see kvs_tag() */
 };
 
@@ -113,6 +117,7 @@ struct kvs_file {
     uint64_t *region_offsets; /* [layer_count] */
     uint64_t *checksums; /* [layer][block] */
     uint64_t charged_bytes; /* unlinked: the root's until this is closed */
+    uint64_t looked; /* unnamed.c: its round */
 };
 
 /* ---- the pool's regions ---- */
@@ -149,6 +154,19 @@ struct kvs_job {
     uint64_t bytes; /* of slow ones: given back to the file system */
 };
 
+struct kvs_worker {
+    pthread_t thread;
+    struct kvs_root *home; /* whose jobs it does */
+    struct kvs_root *at; /* whose device the call of fs.h under way waits for */
+    struct kvs_root *slow_of; /* counted there in slow_running; NULL: does no slow job */
+    int64_t since_ns; /* when that call began; 0: in none */
+    int64_t since_real_ns; /* the same, whatever the store's clock is */
+    uint8_t rounds; /* of the keeper that saw that call overdue */
+    uint8_t started, left; /* left: its function is over, join it */
+    uint8_t patient; /* the call may take its time */
+    uint8_t replaced; /* the call took too long: another does its work, it leaves when it is back */
+};
+
 /* ---- roots ---- */
 
 struct kvs_root {
@@ -157,9 +175,12 @@ struct kvs_root {
     char path[1024];
     uint8_t uuid[16];
     int fd, lock_fd; /* lock_fd -1: not the owner */
-    int is_owner, warming;
-    int direct;    /* transfers go round the page cache */
+    uint64_t device, inode; /* of the directory */
+    int is_owner, was_owner; /* was: until its directory was let go of; it wants to be again */
+    int warming, has_identity; /* has_identity: uuid is the one in root.json */
+    int direct; /* transfers go round the page cache */
     uint32_t lost; /* bits of enum kvs_fs_lost, of this directory; set at open */
+    struct kvs_breaker breaker;
     struct kvs_io_engine *engine;
     char engine_why[KVS_ENGINE_WHY_BYTES];
     int register_error;
@@ -169,19 +190,21 @@ struct kvs_root {
     struct kvs_slot *slots, *free_slot;
     uint32_t slot_count, ops_in_flight, ops_in_flight_max;
     uint64_t bytes_in_flight, bytes_in_flight_max;
+    uint64_t device_read_bytes, device_written_bytes, device_errors;
     struct kvs_transfer *reads, **reads_tail; /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;
     uint64_t read_bytes_queued, plan_round;
     uint32_t reads_queued;
     struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
     /* file workers */
-    pthread_t workers[KVS_FILE_WORKERS];
-    uint32_t worker_count;
+    struct kvs_worker workers[KVS_WORKERS_MAX];
     int workers_stop;
     struct kvs_job *jobs, **jobs_tail, *urgent_jobs, **urgent_tail;
     pthread_cond_t job_ready;
     /* capacity */
     uint64_t capacity_bytes, reserve_bytes, used_bytes;
+    uint64_t promised_bytes; /* charged and not allocated yet: the file system does not know */
+    int writes_full; /* a write met a full disk or quota: the next put evicts first */
     struct kvs_fs_space space;
     int64_t space_read_ns;
     struct kvs_link lru, dirty_times;
@@ -191,6 +214,8 @@ struct kvs_root {
     int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
     uint64_t looks_begun, looks_ended; /* scans and rescans, one at a time */
     int rescanning, look_error;
+    uint64_t unnamed_looks; /* unnamed.c */
+    uintptr_t looks_life; /* how often the root came back: looks of before count no more */
     int expiring;
     int64_t expiry_ns; /* expiry.c: when the minute began, what it has unlinked and may */
     uint64_t expiry_bytes, expiry_bytes_max;
@@ -198,10 +223,11 @@ struct kvs_root {
     int slow_running;
     int64_t pace_ns; /* bytes unlinked so far are paid for by then */
     struct kvs_scrub *scrub; /* scrub.c; NULL: not asked for */
-    struct kvs_removals *removals; /* removed.c; NULL: not the owner */
+    struct kvs_removals *removals; /* removed.c; NULL: never the owner */
     uint32_t quarantine_files;
     uint64_t quarantine_bytes, quarantine_sequence;
-    uint32_t judging; /* a worker judges what a name leads to, and may move it aside */
+    const struct kvs_worker *judge; /* judges what a name leads to, and may move it aside */
+    int stopped, closed; /* its threads have left; kvs_root_close is over */
 };
 
 /* ---- the store ---- */
@@ -222,8 +248,10 @@ struct kvs_store {
     unsigned fork_generation;
     int closing; /* 1: no new work, 2: threads leave */
     atomic_int is_closing; /* the same for checks without the lock */
-    struct kvs_fs *fs;
+    struct kvs_fs *fs; /* fs_watch.c, over fs_inner */
+    struct kvs_fs *fs_inner;
     int owns_fs;
+    int64_t io_timeout_ns;
     struct kvs_clock *clock;
     struct kvs_wall wall;
     struct kvs_root roots[KVS_ROOTS_MAX];
@@ -259,7 +287,14 @@ struct kvs_store {
     struct kvs_removed *removed;
     struct kvs_absent *absent;
     struct kvs_delete *deletes; /* wait for looks to end */
+    struct kvs_flush *flushes; /* flush.c: wait for the sync under way to end */
+    uintptr_t flush_life; /* how often a root went down: a sync of before may never end */
+    int flushing;
     struct kvs_stats stats;
+    struct kvs_latency latencies[KVS_STAGE_COUNT];
+    struct kvs_event events[KVS_EVENTS];
+    uint32_t event_first;
+    atomic_uint event_count;
 };
 
 #endif

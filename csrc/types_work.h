@@ -27,7 +27,8 @@ enum kvs_transfer_kind {
     KVS_TRANSFER_REGION,
     KVS_TRANSFER_DIRECT,
     KVS_TRANSFER_WRITE,
-    KVS_TRANSFER_SCRUB /* has nothing but memory; scrub.c's own */
+    KVS_TRANSFER_SCRUB, /* has nothing but memory; scrub.c's own */
+    KVS_TRANSFER_PROBE /* of the root itself: recover.c */
 };
 
 struct kvs_transfer {
@@ -40,6 +41,7 @@ struct kvs_transfer {
     uint32_t in_flight;
     int32_t error;
     uint8_t retried;
+    uint8_t again; /* planned when a read of its extent had failed before */
     struct kvs_file *file; /* held (reads) */
     struct kvs_region *region; /* held (REGION, WRITE) */
     struct kvs_load *load; /* held (DIRECT) */
@@ -55,6 +57,9 @@ struct kvs_slot {
     struct kvs_slot *next_free;
     uint64_t piece_start; /* in the transfer */
     uint32_t piece_bytes, tries;
+    int64_t started_ns;
+    uint8_t rounds; /* of the keeper that saw it overdue */
+    uint8_t late; /* given up: nobody waits for it, and its time says nothing of the device */
     int32_t short_bytes; /* what each try moved; -1: not the same */
 };
 
@@ -99,6 +104,7 @@ struct kvs_run { /* one span of one layer */
     struct kvs_region *region; /* held for the reader, NULL with caller memory */
     uint16_t direct_pending; /* transfers straight into caller memory */
     uint8_t reread; /* one of them failed its check: once more, through the pool */
+    uint8_t over; /* counted as done: what still comes of it is thrown away */
 };
 
 struct kvs_load_layer_state {
@@ -179,6 +185,7 @@ struct kvs_writer {
     struct kvs_writer_extent **made;
     uint32_t made_count;
     struct kvs_ticket *commit; /* held */
+    int64_t commit_ns;
     struct kvs_writer_stats stats;
 };
 

@@ -6,23 +6,24 @@
  *
  * Runs on file workers. What a load is reading is let go of when it is done.
  */
-#include <stdlib.h>
-
 #include "store.h"
 
-/* Every open file of the root, held. Their number is bounded by the cache of open files. */
-static uint32_t files_take_locked(struct kvs_root *root, struct kvs_file **files)
+/* One at a time is held: a device may keep us, and what is held counts as being read. The next of
+ * this round at or behind `at`, else before it; NULL: all were looked at. */
+static struct kvs_file *next_take_locked(struct kvs_root *root, const struct kvs_link *at)
 {
-    struct kvs_store *store = root->store;
-    uint32_t count = 0;
-    for (struct kvs_link *at = store->files.next; at != &store->files; at = at->next) {
-        struct kvs_file *file = KVS_ENTRY(at, struct kvs_file, lru);
-        if (file->root == root && file->extent) {
-            kvs_file_ref_locked(file);
-            files[count++] = file;
+    const struct kvs_link *files = &root->store->files;
+    for (int rest = 1; rest >= 0; rest--, at = files->next) {
+        for (; at != files; at = at->next) {
+            struct kvs_file *file = KVS_ENTRY(at, struct kvs_file, lru);
+            if (file->root == root && file->extent && file->looked != root->unnamed_looks) {
+                file->looked = root->unnamed_looks;
+                kvs_file_ref_locked(file);
+                return file;
+            }
         }
     }
-    return count;
+    return NULL;
 }
 
 /* The record goes; its bytes are given back when the file is closed. */
@@ -50,17 +51,20 @@ void kvs_unnamed_forget(struct kvs_root *root)
     struct kvs_store *store = root->store;
     struct kvs_fs_stat stat;
     kvs_lock(store);
-    struct kvs_file **files = calloc(store->file_count + 1, sizeof(struct kvs_file *));
-    uint32_t count = files ? files_take_locked(root, files) : 0;
-    kvs_unlock(store);
-    for (uint32_t i = 0; i < count; i++) {
-        if (store->fs->calls->stat_fd(store->fs, files[i]->fd, &stat) == 0 &&
-            stat.link_count == 0) {
-            forget(root, files[i]);
+    root->unnamed_looks++;
+    struct kvs_file *file = next_take_locked(root, store->files.next);
+    while (file && !kvs_root_down_locked(root)) {
+        kvs_unlock(store);
+        if (store->fs->calls->stat_fd(store->fs, file->fd, &stat) == 0 && stat.link_count == 0) {
+            forget(root, file);
         }
         kvs_lock(store);
-        kvs_file_drop_locked(store, files[i]);
-        kvs_unlock(store);
+        struct kvs_file *next = next_take_locked(root, file->lru.next);
+        kvs_file_drop_locked(store, file);
+        file = next;
     }
-    free(files);
+    if (file) {
+        kvs_file_drop_locked(store, file);
+    }
+    kvs_unlock(store);
 }

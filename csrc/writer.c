@@ -318,7 +318,7 @@ void kvs_writer_progress_locked(struct kvs_writer *writer)
     }
     writer->publishing = 1;
     kvs_writer_hold_locked(writer);
-    if (kvs_job_add_locked(&writer->store->roots[0], kvs_publish_job, writer, 1) < 0) {
+    if (kvs_job_add_anywhere_locked(writer->store, kvs_publish_job, writer, 1) < 0) {
         kvs_writer_end_locked(writer);
         kvs_writer_drop_locked(writer);
     }
@@ -337,6 +337,7 @@ int kvs_writer_commit(struct kvs_writer *writer, struct kvs_ticket **out)
         struct kvs_writer_extent *last =
             writer->made_count ? writer->made[writer->made_count - 1] : NULL;
         writer->state = KVS_WRITER_COMMITTING;
+        writer->commit_ns = kvs_store_now_ns(store);
         if (last && !last->fixed) {
             last->fixed = 1;
             kvs_made_create_locked(writer, last);
@@ -359,6 +360,10 @@ void kvs_writer_end_locked(struct kvs_writer *writer)
         return;
     }
     struct kvs_store *store = writer->store;
+    if (writer->state == KVS_WRITER_COMMITTING) {
+        kvs_latency_note(&store->latencies[KVS_STAGE_COMMIT],
+                         kvs_store_now_ns(store) - writer->commit_ns);
+    }
     writer->state = KVS_WRITER_DONE;
     kvs_pins_end_locked(store, &writer->parents);
     for (uint32_t i = 0; i < writer->made_count; i++) {

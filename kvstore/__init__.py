@@ -11,7 +11,8 @@ with a reason, exceptions are for misuse, a closed store and `open`.
 """
 
 from kvstore.accounting import Ledger, Usage, money, ram_share_of, usage
-from kvstore.cache import Block, Cache, Miss
+from kvstore.block import Block, Miss
+from kvstore.cache import Cache
 from kvstore.chain import Chain
 from kvstore.errors import (
     KvstoreError,

@@ -60,6 +60,16 @@ cdef extern from "io.h" nogil:
 
     const char *kvs_io_uring_kind()
 
+cdef extern from "latency.h" nogil:
+    enum:
+        KVS_LATENCY_BUCKETS
+
+    struct kvs_latency:
+        uint64_t counts[24]
+        uint64_t sum_ns
+
+    uint64_t kvs_latency_edge_ns(uint32_t bucket)
+
 cdef extern from "kvs.h" nogil:
     enum:
         KVS_ROOTS_MAX
@@ -101,6 +111,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t pool_bytes
         uint64_t reserve_bytes
         int64_t min_age_s
+        int64_t io_timeout_ns
         uint64_t scrub_bytes_per_s
         uint32_t manual_ticks
         kvs_fs *fs
@@ -111,7 +122,7 @@ cdef extern from "kvs.h" nogil:
 
     int kvs_open(const kvs_options *options, kvs_store **out, char *message,
                  uint32_t message_bytes)
-    void kvs_close(kvs_store *store)
+    int kvs_close(kvs_store *store)
     int kvs_tick(kvs_store *store)
     int kvs_drop_ram(kvs_store *store)
 
@@ -203,14 +214,8 @@ cdef extern from "kvs.h" nogil:
     void kvs_load_cancel(kvs_load *load)
 
     struct kvs_load_stats_struct "kvs_load_stats":
-        uint64_t reads
-        uint64_t disk_bytes
-        uint64_t ram_bytes
-        uint64_t direct_bytes
-        uint64_t bounced_bytes
-        uint64_t failed_blocks
-        int64_t opened_ns
-        int64_t finished_ns
+        uint64_t reads, disk_bytes, ram_bytes, direct_bytes, bounced_bytes, failed_blocks
+        int64_t opened_ns, finished_ns
 
     void kvs_load_stats(kvs_load *load, kvs_load_stats_struct *out)
     void kvs_load_close(kvs_load *load)
@@ -247,7 +252,7 @@ cdef extern from "kvs.h" nogil:
     int kvs_flush(kvs_store *store, kvs_ticket **out)
 
     struct kvs_stats_struct "kvs_stats":
-        uint64_t lookups, hit_blocks, missed_blocks
+        uint64_t lookups, hit_blocks, missed_blocks, hit_tokens, missed_tokens
         uint64_t loads, loads_short, disk_bytes, ram_bytes, reads
         uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
         uint64_t published_extents
@@ -258,11 +263,22 @@ cdef extern from "kvs.h" nogil:
         uint64_t evicted_before_ttl[16]
         uint64_t evicted_age_s_sum[16]
         uint64_t removed_in_class[16]
-        uint64_t misses_by_reason[14]
+        uint64_t misses_by_reason[16]
+        uint64_t loads_by_reason[16]
+        uint64_t disk_tokens, ram_tokens
+        uint64_t loads_running, loads_waiting
+        uint64_t puts_queued, writes_in_progress
         uint64_t extents, blocks, leases, open_files, regions
         uint64_t pool_bytes, pool_free_bytes, pool_cached_bytes, index_bytes
 
     void kvs_stats(kvs_store *store, kvs_stats_struct *out)
+
+    enum kvs_stage:
+        KVS_STAGE_COUNT
+
+    const char *kvs_stage_name(kvs_stage stage)
+    void kvs_stage_latency(kvs_store *store, kvs_stage stage, kvs_latency *out)
+    void kvs_layer_wait_note(kvs_store *store, int64_t ns)
 
     struct kvs_root_info_struct "kvs_root_info":
         char path[1024]
@@ -277,10 +293,17 @@ cdef extern from "kvs.h" nogil:
         uint32_t io_depth
         uint64_t capacity_bytes, used_bytes, reserve_bytes, free_bytes
         uint64_t quarantine_files, quarantine_bytes, reads_in_flight_max
+        uint64_t ops_in_flight, bytes_in_flight, reads_queued, read_bytes_queued
+        uint64_t device_read_bytes, device_written_bytes, device_errors
+        uint32_t breaker_state
+        uint64_t breaker_trips
+        int64_t down_ns, probe_in_ns
+        char trouble[192]
         uint64_t scrub_bytes_per_s
         uint64_t scrub_pass_extents
 
     int kvs_root_info(kvs_store *store, uint32_t root, kvs_root_info_struct *out)
+    int kvs_event_take(kvs_store *store, char *text, uint32_t text_bytes)
 
     struct kvs_files_info_struct "kvs_files_info":
         uint64_t descriptor_limit

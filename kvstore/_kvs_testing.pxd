@@ -71,11 +71,14 @@ cdef extern from "testing/fs_fault.h" nogil:
         int error
         uint64_t skip
         uint64_t count
+        int stalls
 
     int kvs_fs_fault_open(kvs_fs *inner, kvs_fs **out)
     void kvs_fs_fault_close(kvs_fs *fs)
     void kvs_fs_fault_add(kvs_fs *fs, const kvs_fs_fault *fault)
     void kvs_fs_fault_clear(kvs_fs *fs)
+    void kvs_fs_fault_release_stalled(kvs_fs *fs)
+    unsigned int kvs_fs_fault_stalled(kvs_fs *fs)
     uint64_t kvs_fs_fault_calls(kvs_fs *fs, kvs_fs_call call)
     void kvs_fs_fault_set_space(kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)
     void kvs_fs_fault_set_history(kvs_fs *fs, kvs_history *history)

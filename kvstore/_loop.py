@@ -7,7 +7,8 @@ Invariants
   1. A waiter may be cancelled at any moment; that only takes the waiter away. The ticket and its
      future stay in the table until the event arrives, and what the core works on goes on.
   2. A bridge is used from its own loop's thread only; `close_from_any_thread` hands over to it.
-  3. A ticket sends to one queue: it may have many waiters in one loop, not in two at a time.
+  3. A ticket sends to one queue: it may have many waiters in one loop, not in two at a time. Of a
+     loop that is gone the next one takes it over; which bridge has it changes under one lock.
 """
 
 import asyncio
@@ -28,9 +29,12 @@ T = TypeVar("T")
 class Bridge:
     """Tickets to futures, for one loop."""
 
-    def __init__(self, store: _core.Store, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, store: _core.Store, loop: asyncio.AbstractEventLoop, lock: "threading.RLock"
+    ) -> None:
         # A weak reference: the loop's reader refers to the bridge already.
         self._loop = weakref.ref(loop)
+        self._lock = lock
         self._queue = _core.Queue(store)
         self._waiting: dict[int, tuple[_core.Ticket, asyncio.Future[None]]] = {}
         self.closed = False
@@ -50,14 +54,21 @@ class Bridge:
         known = self._waiting.get(id(ticket))
         if known is not None:
             return known[1]
-        other = ticket.waiter
-        if other is not None and not other.closed:
-            raise RuntimeError("this is being awaited in another event loop")
         future = asyncio.get_running_loop().create_future()
+        with self._lock:
+            other = ticket.waiter
+            if other is not None and not other.gone:
+                raise RuntimeError("this is being awaited in another event loop")
+            ticket.waiter = self
+            ticket.send(self._queue, id(ticket))
         self._waiting[id(ticket)] = (ticket, future)
-        ticket.waiter = self
-        ticket.send(self._queue, id(ticket))
         return future
+
+    @property
+    def gone(self) -> bool:
+        """Nobody waits here any more, and nobody ever will."""
+        loop = self._loop()
+        return self.closed or loop is None or loop.is_closed()
 
     def _on_ready(self) -> None:
         for token in self._queue.take():
@@ -70,16 +81,21 @@ class Bridge:
         """In the loop's thread, or when the loop is gone. Idempotent."""
         if self.closed:
             return
-        self._on_ready()
-        self.closed = True
         loop = self._loop()
+        if self.gone:  # its futures can tell nobody, and must not be told
+            loop = None
+        else:
+            self._on_ready()
+        self.closed = True
         for ticket, future in self._waiting.values():
-            ticket.send(None, 0)
-            if not future.done() and loop is not None and not loop.is_closed():
+            with self._lock:
+                if ticket.waiter is self:
+                    ticket.send(None, 0)
+            if not future.done() and loop is not None:
                 future.set_exception(StoreClosed("the store was closed"))
                 future.exception()  # seen: nobody may be waiting any more
         self._waiting.clear()
-        if loop is not None and not loop.is_closed():
+        if loop is not None:
             loop.remove_reader(self._queue.fd())
         self._queue.close()
 
@@ -95,12 +111,13 @@ class Bridge:
 
 
 class Bridges:
-    """The bridges of one store, one per running loop."""
+    """The bridges of one store, one per running loop. What refers to a bridge is its loop's reader:
+    its futures refer to the loop, so from here it would keep a loop that was dropped."""
 
     def __init__(self, store: _core.Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bridge] = (
+        self._lock = threading.RLock()
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Bridge]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -108,11 +125,12 @@ class Bridges:
         """The bridge of the running loop; RuntimeError without one."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            bridge = self._by_loop.get(loop)
+            known = self._by_loop.get(loop)
+            bridge = None if known is None else known()
             if bridge is None or bridge.closed:
                 self._forget_closed_loops()
-                bridge = Bridge(self._store, loop)
-                self._by_loop[loop] = bridge
+                bridge = Bridge(self._store, loop, self._lock)
+                self._by_loop[loop] = weakref.ref(bridge)
             return bridge
 
     async def wait(self, ticket: _core.Ticket, timeout: int) -> bool:
@@ -122,14 +140,17 @@ class Bridges:
     def close(self) -> None:
         """After the core's store was closed: hands out the last events, then ends every bridge."""
         with self._lock:
-            bridges = list(self._by_loop.values())
+            bridges = [known() for known in self._by_loop.values()]
             self._by_loop.clear()
         for bridge in bridges:
-            bridge.close_from_any_thread()
+            if bridge is not None:
+                bridge.close_from_any_thread()
 
     def _forget_closed_loops(self) -> None:
         for loop in [loop for loop in self._by_loop if loop.is_closed()]:
-            self._by_loop.pop(loop).close()
+            bridge = self._by_loop.pop(loop)()
+            if bridge is not None:
+                bridge.close()
 
 
 class Handle(Generic[T]):
@@ -189,16 +210,26 @@ async def readable(fd: int) -> None:
 
 
 async def in_thread(function: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-    """Runs what blocks (open, close) on a thread of its own. If the waiter is cancelled it runs on,
-    and `undo` gets its result."""
-    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="kvstore")
-    running = pool.submit(function)
-    pool.shutdown(wait=False)
+    """Runs what blocks (open, close) on a thread of its own. If the waiter is cancelled or its loop
+    closed, it runs on and `undo` gets its result."""
+    running: concurrent.futures.Future[T] = concurrent.futures.Future()
+    running.set_running_or_notify_cancel()  # a waiter that leaves early must not take it along
+
+    def work() -> None:
+        try:
+            running.set_result(function())
+        except BaseException as error:
+            running.set_exception(error)
+
+    def given_up(done: "concurrent.futures.Future[T]") -> None:
+        if undo is not None and done.exception() is None:  # undo may block, too
+            threading.Thread(target=undo, args=(done.result(),), name="kvstore").start()
+
+    threading.Thread(target=work, name="kvstore").start()
     try:
         return await asyncio.wrap_future(running)
-    except asyncio.CancelledError:
-        if undo is not None and not running.cancel():
-            running.add_done_callback(lambda done: done.exception() or undo(done.result()))
+    except (asyncio.CancelledError, GeneratorExit):
+        running.add_done_callback(given_up)
         raise
 
 

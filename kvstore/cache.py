@@ -10,13 +10,13 @@ import itertools
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvstore import _core
 from kvstore._loop import Handle
+from kvstore.block import Block, Miss
 from kvstore.chain import KEY_BYTES, Chain, Extra, chain_of_foreign, chain_of_tokens
 from kvstore.hit import Hit, Lease
 from kvstore.layout import Layout
@@ -24,6 +24,7 @@ from kvstore.load import Load
 from kvstore.memory import rows_of
 from kvstore.pages import Pages
 from kvstore.removals import Removal
+from kvstore.tracing import Spans, note_hit
 from kvstore.units import parse_duration, timeout_ns
 from kvstore.writer import Writer
 
@@ -31,50 +32,9 @@ if TYPE_CHECKING:
     from kvstore.store import Store
 
 OWNER_BYTES_MAX = 48
+LOAD_WORDS = {0: "load", _core.LOAD_BLOCK: "get", _core.LOAD_PREFETCH: "prefetch"}
 
 Timeout = float | str | None
-
-
-@dataclass(frozen=True)
-class Miss:
-    """`get` found nothing to give, and why: "absent", "expired", "damaged", "deadline", ..."""
-
-    reason: str
-
-    def __bool__(self) -> bool:
-        return False
-
-
-class Block:
-    """One whole block in pool memory, all cells in layer order. Valid until `release`."""
-
-    def __init__(self, load: Load) -> None:
-        self._load = load
-        self._view: memoryview | None = memoryview(load.core.block())
-
-    @property
-    def data(self) -> memoryview:
-        """Read-only bytes, without a copy. ValueError after release."""
-        if self._view is None:
-            raise ValueError("the block was released: its memory is reused")
-        return self._view
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __bytes__(self) -> bytes:
-        return bytes(self.data)
-
-    def release(self) -> None:
-        """Gives the memory back to the pool. Idempotent."""
-        self._view = None
-        self._load.close()
-
-    def __enter__(self) -> "Block":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Cache:
@@ -84,6 +44,7 @@ class Cache:
         self.store = store
         self.layout = layout
         self.namespace = layout.namespace
+        self._spans = Spans(store.tracer, self.namespace)
         self._owner_numbers = itertools.count()
         counts = [len(parts) for parts in layout.parts_by_layer]
         sizes = [size for parts in layout.parts_by_layer for _, size in parts]
@@ -121,6 +82,12 @@ class Cache:
         layouts: further layouts of this store that must hold them too; the minimum is answered.
         Makes no system call and changes nothing. `hit.pending`: ask `find`.
         """
+        if not self._spans.on:
+            return self._match_all(chain, layouts)
+        with self._spans.call("match") as note:
+            return note_hit(note, chain, self._match_all(chain, layouts))
+
+    def _match_all(self, chain: Chain, layouts: Sequence[Layout]) -> Hit:
         hit = self._match(chain)
         for layout in layouts:
             other = self.store.cache(layout)._match(chain)
@@ -132,14 +99,26 @@ class Cache:
     async def find(self, chain: Chain, *, timeout: Timeout = "30s") -> Hit:
         """`match`, after names were walked where the index does not know. When `timeout` passes
         first, what is known by then."""
+        if not self._spans.on:
+            return await self._find(chain, timeout)
+        with self._spans.call("find") as note:
+            return note_hit(note, chain, await self._find(chain, timeout))
+
+    def find_blocking(self, chain: Chain, *, timeout: Timeout = "30s") -> Hit:
+        """The same, blocking the thread without the GIL."""
+        if not self._spans.on:
+            return self._find_blocking(chain, timeout)
+        with self._spans.call("find") as note:
+            return note_hit(note, chain, self._find_blocking(chain, timeout))
+
+    async def _find(self, chain: Chain, timeout: Timeout) -> Hit:
         hit = self._match(chain)
         if hit.pending:
             await self.store.bridges.wait(self.core.find(chain.keys), timeout_ns(timeout))
             hit = self._match(chain)
         return hit
 
-    def find_blocking(self, chain: Chain, *, timeout: Timeout = "30s") -> Hit:
-        """The same, blocking the thread without the GIL."""
+    def _find_blocking(self, chain: Chain, timeout: Timeout) -> Hit:
         hit = self._match(chain)
         if hit.pending:
             self.core.find(chain.keys).wait(timeout_ns(timeout))
@@ -230,6 +209,7 @@ class Cache:
     def _load(
         self, what: Lease | Hit, *, into: Pages | None, deadline: float | str, flags: int
     ) -> Load:
+        self.store.log_events()
         lease = what if isinstance(what, Lease) else self.lease(what)
         return Load(
             lease,
@@ -239,6 +219,7 @@ class Cache:
             flags=flags,
             deadline_ns=parse_duration(deadline, "deadline"),
             owns_lease=lease is not what,
+            span=self._spans.load(LOAD_WORDS[flags]),
         )
 
     # --------------------------------------------------------------------------------- write
@@ -252,6 +233,7 @@ class Cache:
         _check_type(chain, Chain, "keys() or wrap()")
         if not 0 <= start <= len(chain):
             raise ValueError(f"start {start} is not within the chain of {len(chain)} blocks")
+        self.store.log_events()
         return Writer(
             self.core,
             self.layout,
@@ -260,6 +242,7 @@ class Cache:
             start=start,
             retention=self.store.class_number(retain, otherwise=self.store.default_class),
             keeps_token_ids=self.store.keeps_token_ids,
+            spans=self._spans,
         )
 
     # -------------------------------------------------------------------------- single blocks
@@ -272,17 +255,22 @@ class Cache:
         False when it was not stored (no room, device trouble, not within `timeout`). The buffer may
         be reused when this returns True; otherwise the store keeps it until it is done with it.
         """
-        handle = self._put(key, buffer, retain)
-        if not await self.store.bridges.wait(handle.ticket, timeout_ns(timeout)):
-            return False
-        return handle.wait() == 1
+        with self._spans.call("put") as note:
+            handle = self._put(key, buffer, retain)
+            in_time = await self.store.bridges.wait(handle.ticket, timeout_ns(timeout))
+            stored = in_time and handle.wait() == 1
+            note(blocks=int(stored))
+            return stored
 
     def put_blocking(
         self, key: bytes, buffer: Any, *, retain: str | None = None, timeout: Timeout = "30s"
     ) -> bool:
         """The same, blocking the thread without the GIL."""
-        handle = self._put(key, buffer, retain)
-        return handle.ticket.wait(timeout_ns(timeout)) and handle.wait() == 1
+        with self._spans.call("put") as note:
+            handle = self._put(key, buffer, retain)
+            stored = handle.ticket.wait(timeout_ns(timeout)) and handle.wait() == 1
+            note(blocks=int(stored))
+            return stored
 
     async def get(self, key: bytes, *, deadline: float | str = "30s") -> Block | Miss:
         """One whole block as a pool view, or why there is none. Release the block when done.
@@ -310,7 +298,10 @@ class Cache:
             raise
 
     async def delete(self, key: bytes, *, timeout: Timeout = "30s") -> int:
-        """Forgets every extent that holds the key; how many. TimeoutError: not yet, it goes on."""
+        """Forgets every extent that holds the key; how many. TimeoutError: not yet, it goes on.
+
+        OSError: a root that is down, or could not be looked through, may hold it still.
+        """
         return await self._delete(key).finish(timeout)
 
     def delete_blocking(self, key: bytes, *, timeout: Timeout = "30s") -> int:

@@ -49,7 +49,7 @@ def check(
     """
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _need_store(root, entries(fd, "."))
+        _need_store(root, fd)
         with _lock(root, repair) as owner, _low_priority():
             run = Run(
                 root=root,
@@ -115,10 +115,21 @@ def _look(run: Run) -> None:
     _count_quarantine(run)
 
 
-def _need_store(root: Path, found: list[Entry]) -> None:
-    """Before anything is made: an empty directory may be one."""
-    ours = _OURS | {"tmp", quarantine.DIRECTORY}
+def need_store(root: Path) -> None:
+    """NotAStore when nothing in the directory says that it is a root; OSError."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _need_store(root, fd)
+    finally:
+        os.close(fd)
+
+
+def _need_store(root: Path, fd: int) -> None:
+    """Before anything is made: an empty directory may be one. Others have a tmp/ and a quarantine/
+    too, so those say nothing by themselves."""
+    found = entries(fd, ".")
     names = {entry.name for entry in found}
+    ours = _OURS | {"tmp", quarantine.DIRECTORY} if "owner.lock" in names else _OURS
     if names - ours and "root.json" not in names and not any(map(is_namespace, found)):
         raise NotAStore(f"{root} is no store: it has neither root.json nor a namespace")
 

@@ -7,6 +7,7 @@ followed, and only what was listed as a directory is entered.
 import json
 import mmap
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from kvstore.quarantine import printable
 Fix = Callable[[str], None]
 FRESH_S = 3600  # a temporary name younger than this may be a living writer's
 _SMALL_FILE = 1 << 20
+_TEMPORARY = re.compile(r"kv-.*\.tmp", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Run:
         for entry in self.entries(directory):
             age_s = self.now_s() - entry.stat.st_mtime
             removed = False
-            if entry.is_directory:
+            if entry.is_directory or not _TEMPORARY.fullmatch(entry.name):
                 self.found("foreign", entry.path)
             elif age_s > FRESH_S:
                 age = f"{age_s / 3600:.0f} h old"

@@ -9,6 +9,7 @@ Invariants
      memory stays mapped, but its bytes are reused.
 """
 
+import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from kvstore._loop import Bridges, readable
 from kvstore.hit import Lease
 from kvstore.layout import Layout
 from kvstore.pages import Pages
+from kvstore.tracing import LoadSpan
 from kvstore.units import timeout_ns
 
 
@@ -134,6 +136,7 @@ class Load:
         flags: int = 0,
         deadline_ns: int,
         owns_lease: bool = False,
+        span: LoadSpan | None = None,
     ) -> None:
         self.layout = layout
         self.lease = lease
@@ -143,6 +146,8 @@ class Load:
         self._bridges = bridges
         self.released: set[int] = set()
         self._owns_lease = owns_lease
+        self._layerwise = flags == 0
+        self._span = span
         self._newest = -1  # highest layer known to be ready, and its good blocks
         self._good = self.blocks
         self._tickets: dict[int, _core.Ticket] = {}
@@ -172,7 +177,10 @@ class Load:
         """
         ready = self._ready(index)
         if ready is None:
-            if not await self._bridges.wait(self._ticket(index), timeout_ns(timeout)):
+            began_ns = time.monotonic_ns()
+            in_time = await self._bridges.wait(self._ticket(index), timeout_ns(timeout))
+            self._note_wait(began_ns)
+            if not in_time:
                 raise TimeoutError(f"layer {index} is not ready yet")
             ready = self._awaited(index)
         return ready
@@ -181,7 +189,10 @@ class Load:
         """The same, blocking the thread without the GIL."""
         ready = self._ready(index)
         if ready is None:
-            if not self._ticket(index).wait(timeout_ns(timeout)):
+            began_ns = time.monotonic_ns()
+            in_time = self._ticket(index).wait(timeout_ns(timeout))
+            self._note_wait(began_ns)
+            if not in_time:
                 raise TimeoutError(f"layer {index} is not ready yet")
             ready = self._awaited(index)
         return ready
@@ -206,6 +217,11 @@ class Load:
             if self._ready(self._newest + 1) is None:
                 break
         return range(self.start + self._good, self.start + self.blocks)
+
+    def _note_wait(self, began_ns: int) -> None:
+        """Waits of get and prefetch are for all of a block, not for a layer."""
+        if self._layerwise:
+            self.core.cache.store.note_layer_wait(time.monotonic_ns() - began_ns)
 
     def _ticket(self, index: int) -> _core.Ticket:
         """One object per layer: the core's ticket sends to one queue, its waiters share it."""
@@ -262,7 +278,10 @@ class Load:
 
     @property
     def drained(self) -> "Drained":
-        """Awaitable: done when no read or copy can write caller memory any more."""
+        """Awaitable: done when no read or copy can write caller memory any more.
+
+        A device that never answers keeps its reads, and with them this, for ever: see `io_timeout`.
+        """
         return Drained(self)
 
     def wait_drained(self, timeout: float | str | None = None) -> bool:
@@ -285,7 +304,11 @@ class Load:
         """Cancels what is left and releases every layer. Idempotent; never waits."""
         if self.core.closed:
             return
-        self.core.close()
+        try:
+            if self._span is not None:
+                self._span.end(self)
+        finally:
+            self.core.close()
         if self._owns_lease:
             self.lease.release()
         _core.sweep()

@@ -33,6 +33,7 @@ class Options:
     io_depth: int
     reserve: int | str | None
     min_age: float | str
+    io_timeout: float | str
     scrub: int | str | None
     keep_token_ids: bool
     testing: "Injection | None"
@@ -53,6 +54,8 @@ class Options:
         _check_retention(self.retention, self.default_class)
         _check_capacity(self.capacity, len(self.paths))
         parse_duration(self.min_age, "min_age")
+        if parse_duration(self.io_timeout, "io_timeout") == 0:
+            raise ValueError("io_timeout must be longer than 0")
         if self.reserve is not None:
             parse_size(self.reserve, "reserve")
         if self.scrub is not None and parse_rate(self.scrub, "scrub") == 0:
@@ -72,6 +75,7 @@ class Options:
             pool_bytes=parse_size(self.pool, "pool"),
             reserve_bytes=_reserve_bytes(self.reserve),
             min_age_s=-(-parse_duration(self.min_age, "min_age") // 10**9),
+            io_timeout_ns=parse_duration(self.io_timeout, "io_timeout"),
             scrub_bytes_per_s=0 if self.scrub is None else parse_rate(self.scrub, "scrub"),
             manual_ticks=injected is not None and injected.manual_ticks,
             clock=injected.core_clock if injected else None,

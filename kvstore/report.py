@@ -18,6 +18,7 @@ LOST_WORDS = {
     "atime": "last use is not kept: after a restart the time of renewal stands for it",
     "write": "read-only: nothing is stored, renewed or evicted here",
 }
+LATENCY_EDGES_S = tuple(ns / 1e9 for ns in _core.LATENCY_EDGES_NS)
 COVERAGE_WANTED = 0.9
 CLOCK_STEP_S = 3600  # the core follows less at once
 OPEN_FILES_WANTED = 1024
@@ -25,24 +26,39 @@ OPEN_FILES_WANTED = 1024
 
 class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
     """Effective retention of one class: extents removed, how many of them evicted before their time
-    to live passed, and the mean age of those in seconds (0 when there were none)."""
+    to live passed, and the age in seconds of those, in sum and mean (0 when there were none)."""
 
     removed: int
     evicted_before_ttl: int
+    evicted_age_s: int
     mean_evicted_age_s: float
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since open. Bytes are of cells; misses_by_reason counts blocks.
-    clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not."""
+
+    loads_by_reason: loads that ended short, by why their first lost block was lost. disk_tokens,
+    ram_tokens: what loads got from where, cells counted as their part of a block's tokens.
+    loads_waiting: for a share of the pool. puts_queued: ranges that were put and wait for the
+    copier. writes_in_progress: regions of extents that wait for a device, or are on it.
+    clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not.
+    """
 
     lookups: int
     hit_blocks: int
     missed_blocks: int
+    hit_tokens: int
+    missed_tokens: int
     loads: int
     loads_short: int
     disk_bytes: int
     ram_bytes: int
+    disk_tokens: int
+    ram_tokens: int
+    loads_running: int
+    loads_waiting: int
+    puts_queued: int
+    writes_in_progress: int
     reads: int
     puts_bytes: int
     written_bytes: int
@@ -71,12 +87,30 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     index_bytes: int
     retention: dict[str, ClassStats]
     misses_by_reason: dict[str, int]
+    loads_by_reason: dict[str, int]
+
+
+class StageLatency(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of one stage since open: counts[i] took at most LATENCY_EDGES_S[i] seconds (and more
+    than the edge before), the last longer than every edge."""
+
+    counts: list[int]
+    sum_s: float
+
+
+BREAKER_STATES = ("up", "down", "probing")
 
 
 class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One root. engine_why: what better engines said. lost: what the file system cannot do.
+
+    state: "up"; "down": its device is in trouble and left alone, lookups miss with "root_down";
+    "probing": down and being tried. trouble: why, or why it was the last time; "" when never.
+    down_s, probe_in_s: for how long, and until the next try. trips: how often it went down.
     scrub_bytes_per_s: 0 is off; scrub_pass_extents: looked at in its pass, or the last one.
-    used_bytes: of extents and of quarantine_bytes."""
+    device_*: what the device moved since open: cells, what was scrubbed, headers written.
+    used_bytes: of extents and of quarantine_bytes.
+    """
 
     path: str
     engine: str
@@ -95,6 +129,18 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_files: int
     quarantine_bytes: int
     reads_in_flight_max: int
+    ops_in_flight: int
+    bytes_in_flight: int
+    reads_queued: int
+    read_bytes_queued: int
+    device_read_bytes: int
+    device_written_bytes: int
+    device_errors: int
+    state: str
+    trouble: str
+    down_s: float
+    probe_in_s: float
+    trips: int
     scrub_bytes_per_s: int
     scrub_pass_extents: int
 
@@ -150,16 +196,37 @@ def stats_of(core: _core.Store, class_names: Sequence[str]) -> Stats:
     raw = core.stats()
     early, ages = raw.pop("evicted_before_ttl"), raw.pop("evicted_age_s_sum")
     removed, misses = raw.pop("removed_in_class"), raw.pop("misses_by_reason")
+    short = raw.pop("loads_by_reason")
     retention = {
         name: ClassStats(
             removed=removed[i],
             evicted_before_ttl=early[i],
+            evicted_age_s=ages[i],
             mean_evicted_age_s=ages[i] / early[i] if early[i] else 0.0,
         )
         for i, name in enumerate(class_names)
     }
-    reasons = {_core.REASONS[i]: count for i, count in enumerate(misses) if count}
-    return Stats(**raw, retention=retention, misses_by_reason=reasons)
+    return Stats(
+        **raw,
+        retention=retention,
+        misses_by_reason=_by_reason(misses),
+        loads_by_reason=_by_reason(short),
+    )
+
+
+def _by_reason(counts: Sequence[int]) -> dict[str, int]:
+    """Without number 0, which is no reason."""
+    return {
+        name: count for name, count in zip(_core.REASONS, counts, strict=True) if name and count
+    }
+
+
+def latency_of(core: _core.Store) -> dict[str, StageLatency]:
+    raw = {name: core.stage_latency(stage) for stage, name in enumerate(_core.STAGES)}
+    return {
+        name: StageLatency(counts=stage["counts"], sum_s=stage["sum_ns"] / 1e9)
+        for name, stage in raw.items()
+    }
 
 
 def info_of(core: _core.Store, version: str, cuda_why: str, keeps_token_ids: bool) -> Info:
@@ -214,6 +281,18 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         quarantine_files=raw["quarantine_files"],
         quarantine_bytes=raw["quarantine_bytes"],
         reads_in_flight_max=raw["reads_in_flight_max"],
+        ops_in_flight=raw["ops_in_flight"],
+        bytes_in_flight=raw["bytes_in_flight"],
+        reads_queued=raw["reads_queued"],
+        read_bytes_queued=raw["read_bytes_queued"],
+        device_read_bytes=raw["device_read_bytes"],
+        device_written_bytes=raw["device_written_bytes"],
+        device_errors=raw["device_errors"],
+        state=BREAKER_STATES[raw["breaker_state"]],
+        trouble=raw["trouble"].decode(errors="replace"),
+        down_s=raw["down_ns"] / 1e9,
+        probe_in_s=raw["probe_in_ns"] / 1e9,
+        trips=raw["breaker_trips"],
         scrub_bytes_per_s=raw["scrub_bytes_per_s"],
         scrub_pass_extents=raw["scrub_pass_extents"],
     )
@@ -242,6 +321,12 @@ def _fallbacks(pool: PoolInfo, files: FilesInfo, roots: Sequence[RootInfo]) -> l
                 f"{root.path}: the pool is not registered with the ring ({root.register_error}):"
                 " more CPU per read; raise the memlock limit (ulimit -l)"
             )
+        if root.state != "up":
+            found.append(
+                f"{root.path}: down for {root.down_s:.0f} s, {root.trips} times so far:"
+                f" {root.trouble}; its blocks are misses, it is tried again"
+                + (f" in {root.probe_in_s:.0f} s" if root.state == "down" else " now")
+            )
         found.extend(f"{root.path}: {LOST_WORDS[word]}" for word in root.lost)
     return found
 
@@ -266,6 +351,7 @@ def render(info: Info) -> str:
             f" depth {root.io_depth}), {format_size(root.used_bytes)} of"
             f" {format_size(root.capacity_bytes)} used, {format_size(root.free_bytes)} free"
             + (", warming" if root.warming else "")
+            + (f", {root.state.upper()}" if root.state != "up" else "")
         )
     if info.keeps_token_ids:
         lines.append("ids   token ids are kept on disk: prompts can be read there")

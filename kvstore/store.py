@@ -19,7 +19,17 @@ from kvstore.cache import Cache, Timeout
 from kvstore.layout import Layout
 from kvstore.memory import register_with_cuda, unregister_from_cuda
 from kvstore.options import RETENTION, AnyPath, Capacity, Options
-from kvstore.report import CLOCK_STEP_S, Info, Stats, clock_step_words, info_of, stats_of
+from kvstore.report import (
+    CLOCK_STEP_S,
+    Info,
+    StageLatency,
+    Stats,
+    clock_step_words,
+    info_of,
+    latency_of,
+    stats_of,
+)
+from kvstore.tracing import tracer_of_program
 from kvstore.version import VERSION
 
 if TYPE_CHECKING:
@@ -40,6 +50,7 @@ def open(
     io_depth: int = 64,
     reserve: int | str | None = None,
     min_age: float | str = "60s",
+    io_timeout: float | str = "10s",
     scrub: int | str | None = None,
     keep_token_ids: bool = False,
     _testing: "Injection | None" = None,
@@ -56,6 +67,8 @@ def open(
     io_depth: operations in flight per root. reserve: free bytes left to others per root; None: 1 %
       of the file system, 0: none.
     min_age: extents that another process (a peer) used more recently are not evicted.
+    io_timeout: what one operation of a device may take. A root whose device takes longer, or only
+      fails, goes down: misses instead of waits, until it answers again (`info().roots`).
     scrub: the owner verifies what lies on disk while the device is idle, at most so many bytes a
       second per root ("20MB/s"), each extent once a week; None: only what is loaded is verified.
     keep_token_ids: extents also hold the prompt's token ids (4 bytes each), so that `kvstore
@@ -65,7 +78,7 @@ def open(
     """
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        scrub, keep_token_ids, _testing,
+        io_timeout, scrub, keep_token_ids, _testing,
     )  # fmt: skip
     return Opening(
         lambda: in_thread(lambda: Store(options), undo=Store.close_blocking), Store.close
@@ -83,6 +96,7 @@ def open_blocking(
     io_depth: int = 64,
     reserve: int | str | None = None,
     min_age: float | str = "60s",
+    io_timeout: float | str = "10s",
     scrub: int | str | None = None,
     keep_token_ids: bool = False,
     _testing: "Injection | None" = None,
@@ -90,7 +104,7 @@ def open_blocking(
     """Like `open`, blocking the thread without the GIL; the store is a context manager."""
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        scrub, keep_token_ids, _testing,
+        io_timeout, scrub, keep_token_ids, _testing,
     )  # fmt: skip
     return Store(options)
 
@@ -99,15 +113,17 @@ class Store:
     """Directories of one host under one budget, any number of layouts. Made by `open`."""
 
     def __init__(self, options: Options) -> None:
+        self._pid = os.getpid()
+        self._cuda_why = "not yet"
         self.core = core = options.open_core()
         self.bridges = Bridges(core)
-        self.class_names = tuple(options.retention)
+        self.retention = dict(options.retention)
+        self.class_names = tuple(self.retention)
+        self.tracer = tracer_of_program()
         self.default_class = self.class_names.index(options.default_class)
         self.keeps_token_ids = options.keep_token_ids
         self._caches: dict[str, Cache] = {}
-        self._caches_lock = threading.Lock()
         self._closing = threading.Lock()
-        self._pid = os.getpid()
         self._clock_step_s = 0
         where = core.pool_info()
         self._cuda_why = register_with_cuda(where["base"], where["bytes"])
@@ -121,10 +137,8 @@ class Store:
         if not isinstance(layout, Layout):
             raise TypeError(f"a cache is of a Layout, not {type(layout).__name__}")
         namespace = layout.namespace
-        with self._caches_lock:
-            if namespace not in self._caches:
-                self._caches[namespace] = Cache(self, layout)
-            return self._caches[namespace]
+        known = self._caches.get(namespace)
+        return known or self._caches.setdefault(namespace, Cache(self, layout))
 
     def class_number(self, retain: str | None, *, otherwise: int) -> int:
         """The core's number of a retention class; ValueError for one that open() did not name."""
@@ -139,12 +153,22 @@ class Store:
 
     def stats(self) -> Stats:
         """Counters since open."""
+        self.log_events()
         _core.sweep()
         self._watch_clock()
         return stats_of(self.core, self.class_names)
 
+    def latency(self) -> dict[str, StageLatency]:
+        """Where time went since open, by stage: histograms of seconds.
+
+        "read", "write": one operation of the device; "open": an extent's file; "first_layer",
+        "load": from the start of a load; "commit"; "layer_wait": a caller waited for a layer.
+        """
+        return latency_of(self.core)
+
     def info(self) -> Info:
         """What the store runs on, and everything that is slower than it could be."""
+        self.log_events()
         self._watch_clock()
         return info_of(self.core, VERSION, self._cuda_why, self.keeps_token_ids)
 
@@ -164,8 +188,14 @@ class Store:
     def tick(self) -> None:
         """One round of housekeeping now: leases, deadlines, expiry, write-back of times."""
         self.core.tick()
+        self.log_events()
         _core.sweep()
         self._watch_clock()
+
+    def log_events(self) -> None:
+        """Roots that went down or came back, to the log. Called wherever work is begun."""
+        for event in self.core.events():
+            _log.warning("%s", event)
 
     async def flush(self, timeout: Timeout = "60s") -> None:
         """Makes what is resident now survive a power cut, whoever put it; what is deleted stays so.
@@ -182,20 +212,22 @@ class Store:
     async def close(self) -> None:
         """Ends loads and writers, waits for what is in flight, keeps times, frees everything.
 
+        Waits 10 s for commits and `io_timeout` for devices. What a device then still holds (memory
+        of reads in flight, the owner's lock) is let go by a thread left behind, when it answers.
         Idempotent. If cancelled, the close goes on by itself.
         """
         await in_thread(self.close_blocking)
 
     def close_blocking(self) -> None:
         """The same, blocking the thread without the GIL."""
+        if self._pid != os.getpid():
+            return  # its parent's; the lock may have been held at the fork
         with self._closing:
             if self.core.closed:
                 return
             _open_stores.discard(self)
-            if not self._cuda_why:
-                unregister_from_cuda(self.core.pool_info()["base"])
-            self.core.close()
-        self.bridges.close()
+            self.log_events()
+            _close(self.core, self.bridges, registered=not self._cuda_why)
 
     def _flush(self) -> Handle[None]:
         return Handle(self.bridges, self.core.flush(), "flush", lambda _: None)
@@ -217,7 +249,20 @@ class Store:
         if core is None or core.closed or self._pid != os.getpid():
             return
         warnings.warn("a kvstore.Store was not closed", ResourceWarning, stacklevel=2)
-        threading.Thread(target=core.close, name="kvstore-close").start()
+        threading.Thread(
+            target=_close,
+            args=(core, self.bridges),
+            kwargs={"registered": not self._cuda_why},
+            name="kvstore-close",
+        ).start()
+
+
+def _close(core: _core.Store, bridges: Bridges, *, registered: bool) -> None:
+    if registered:
+        unregister_from_cuda(core.pool_info()["base"])
+    if left := core.close():
+        _log.warning("closed, but %d root(s) did not answer: see Store.close", left)
+    bridges.close()  # else loops that go on keep the pool mapped
 
 
 def _log_opening(info: Info) -> None:

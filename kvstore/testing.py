@@ -61,6 +61,7 @@ class FileCall(IntEnum):
     CLOSE = 17
     LOCK = 18
     DIRECT_UNIT = 19
+    REPLACE = 20
 
 
 class Poor(IntFlag):
@@ -213,11 +214,23 @@ class FaultFiles:
 
     def add(self, call: FileCall, error: int, *, skip: int = 0, count: int = 1) -> None:
         """error: positive errno; 0: the call is dropped but reports success."""
-        self.core.add(call, error, skip, count)
+        self.core.add(call, error, skip, count, False)
+
+    def stall(self, call: FileCall, *, skip: int = 0, count: int = 0) -> None:
+        """The calls (count 0: all from now on) keep their threads until `release_stalled`."""
+        self.core.add(call, 0, skip, count, True)
+
+    def release_stalled(self) -> None:
+        self.core.release_stalled()
+
+    @property
+    def stalled(self) -> int:
+        """How many calls keep their threads just now."""
+        return self.core.stalled()
 
     def kill(self, call: FileCall, *, skip: int = 0) -> None:
         """SIGKILL ends the process just before the call, after `skip` of its kind."""
-        self.core.add(call, _KILL, skip, 1)
+        self.core.add(call, _KILL, skip, 1, False)
 
     def clear(self) -> None:
         self.core.clear()

@@ -17,6 +17,7 @@ from kvstore._loop import Bridges, Handle
 from kvstore.chain import Chain
 from kvstore.layout import Layout
 from kvstore.memory import rows_of
+from kvstore.tracing import Note, Spans
 
 
 class WriterStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +38,13 @@ class Writer:
 
     def __init__(
         self, core_cache: _core.Cache, layout: Layout, bridges: Bridges, chain: Chain,
-        *, start: int, retention: int, keeps_token_ids: bool,
+        *, start: int, retention: int, spans: Spans, keeps_token_ids: bool,
     ) -> None:  # fmt: skip
         self.chain = chain
         self.start = start
         self._layout = layout
         self._bridges = bridges
+        self._spans = spans
         self._final: WriterStats | None = None
         self._keeps_token_ids = keeps_token_ids
         self._core = _core.Writer(
@@ -93,11 +95,17 @@ class Writer:
     async def commit(self, timeout: float | str | None = "60s") -> int:
         """Publishes in chain order up to the first extent lacking a cell; the number of blocks from
         `start` that are resident now. TimeoutError: not done yet, but it goes on."""
-        return await self._commit().finish(timeout)
+        with self._spans.call("commit") as note:
+            blocks = await self._commit().finish(timeout)
+            self._note_commit(note, blocks)
+            return blocks
 
     def commit_blocking(self, timeout: float | str | None = "60s") -> int:
         """The same, blocking the thread without the GIL."""
-        return self._commit().wait(timeout)
+        with self._spans.call("commit") as note:
+            blocks = self._commit().wait(timeout)
+            self._note_commit(note, blocks)
+            return blocks
 
     def abort(self) -> None:
         """Abandons what was not committed. Idempotent; sources stay the caller's duty until their
@@ -113,6 +121,16 @@ class Writer:
 
     def _commit(self) -> Handle[int]:
         return Handle(self._bridges, self._core.commit(), "commit", int)
+
+    def _note_commit(self, note: Note, blocks: int) -> None:
+        stats = self.stats()
+        note(
+            asked_blocks=len(self.chain) - self.start,
+            blocks=blocks,
+            blocks_skipped=stats.blocks_skipped,
+            blocks_dropped=stats.blocks_dropped,
+            written_bytes=stats.bytes_written,
+        )
 
     def __enter__(self) -> "Writer":
         return self

@@ -47,7 +47,10 @@ def opened(
     injected = None
     if clock:
         injected = Injection(clock=clock, devices=(device,), manual_ticks=True)
-    with open_blocking(root, capacity=capacity, pool="16MB", min_age=0, _testing=injected) as store:
+    # The clock jumps by days while reads are under way: that is no trouble of a device.
+    with open_blocking(
+        root, capacity=capacity, pool="16MB", min_age=0, io_timeout="365d", _testing=injected
+    ) as store:
         eventually(lambda: not store.info().roots[0].warming, "the scan ended")
         yield store
 

@@ -275,20 +275,26 @@ def test_names_that_are_not_ours_are_left_alone(root: Path) -> None:
     assert changed <= {str(path.relative_to(root)) for path in (kept.path(0), kept.path(16))}
 
 
-def test_old_names_in_tmp_are_swept_whatever_they_are(root: Path) -> None:
+def test_old_temporaries_are_swept_whatever_they_are_and_nothing_else(root: Path) -> None:
     with opened(root, pool=POOL) as store:
         namespace = root / Kept(store, SMALL, root).kv.namespace
     for tmp in (root / "tmp", namespace / "tmp"):
         tmp.mkdir()
         for name, do in (ODD | {"a file": holding(b"half an extent")}).items():
-            do(tmp / name)
-            os.utime(tmp / name, (1, 1), follow_symlinks=False)
-        (tmp / "young").write_bytes(b"being written")
+            for path in (tmp / f"kv-{name}.tmp", tmp / name):
+                do(path)
+                os.utime(path, (1, 1), follow_symlinks=False)
+        (tmp / "kv-1-2-3.tmp").write_bytes(b"being written")
     with opened(root, pool=POOL) as store:
         warm(store)
         check_serves(store, root)
     for tmp in (root / "tmp", namespace / "tmp"):
-        assert {path.name for path in tmp.iterdir()} == {"a directory", "young"}
+        theirs = {*ODD, "a file"}
+        assert {path.name for path in tmp.iterdir()} == {
+            "kv-a directory.tmp",
+            "kv-1-2-3.tmp",
+            *theirs,
+        }
         assert (tmp / "a directory" / "file").exists()
 
 

@@ -223,15 +223,17 @@ def failing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Failing]
         device.clear()
 
 
-@pytest.mark.parametrize("error", [errno.EIO, errno.EAGAIN], ids=["EIO", "EAGAIN"])
+@pytest.mark.parametrize(
+    ("error", "reason"), [(errno.EIO, "io_error"), (errno.EAGAIN, "busy")], ids=["EIO", "EAGAIN"]
+)
 def test_an_error_of_the_device_is_a_short_load_with_its_reason(
-    failing: Failing, error: int
+    failing: Failing, error: int, reason: str
 ) -> None:
     failing.device.add(Fault.ERRNO, error, io=Io.READ, count=0)
     with failing.load() as load:
         for index in range(LAYERS):
             layer = load.wait(index)
-            assert (layer.blocks, layer.reason, layer.reasons) == (0, "io_error", {0: "io_error"})
+            assert (layer.blocks, layer.reason, layer.reasons) == (0, reason, {0: reason})
         assert load.failed_blocks == range(BLOCKS)
     assert failing.store.stats().quarantined_extents == 0, "the data may be good"
     failing.device.clear()

@@ -160,6 +160,9 @@ def wrong_bucket(root: Path) -> None:
 
 def foreign_names(root: Path) -> None:
     (root / "notes.txt").write_text("mine")
+    (root / "tmp").mkdir(mode=0o700)
+    (root / "tmp" / "notes.txt").write_text("mine")
+    os.utime(root / "tmp" / "notes.txt", (1, 1))
     (root / "\udcff\n").write_text("an odd name")
     (extents(root)[0].parent / "ABC.kv").write_text("mine")
     (extents(root)[0].parents[1] / "fff").symlink_to("/")

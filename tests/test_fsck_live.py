@@ -77,6 +77,21 @@ def test_no_store_is_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [path.name for path in (tmp_path / "letters").iterdir()] == ["a.txt"]
 
 
+@pytest.mark.parametrize("name", ["tmp", "quarantine"])
+def test_a_directory_with_a_name_like_ours_is_no_store(name: str, tmp_path: Path) -> None:
+    """Everybody has a tmp/: on the word of a wrong path nothing in it is touched."""
+    mine = tmp_path / name / "kv-old.tmp"
+    mine.parent.mkdir()
+    mine.parent.chmod(0o755)
+    mine.write_text("mine")
+    os.utime(mine, (1, 1))
+    (tmp_path / "lost+found").mkdir()
+    assert main(["fsck", str(tmp_path), "--repair"]) == 8
+    assert main(["quarantine", "rm", str(tmp_path), "--all"]) == 1
+    assert mine.read_text() == "mine" and mine.parent.stat().st_mode & 0o777 == 0o755
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["lost+found", name])
+
+
 @pytest.mark.parametrize("words", [["fsck"], ["fsck", ".", "--yaml"], ["fsck", ".", "--ttl", "x"]])
 def test_a_wrong_command_line_is_16(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

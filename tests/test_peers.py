@@ -1,248 +1,112 @@
-"""One owner and its peers on one root: the budget, the lock, who takes over, and no wrong byte when
-any of them is killed."""
+"""One root, several processes' stores: what the others wrote, deleted or replaced is taken in.
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+Owner and peers are stores of one process here, each on a clock that the test drives. With processes
+that are killed: tests/torture.
+"""
+
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvstore.store import Store, open_blocking
-from kvstore.testing import Injection, VirtualClock
-from tests.support.crowd_member import PROMPTS
-from tests.support.extent_reader import read_root
+from kvstore.store import Store
+from kvstore.testing import VirtualClock
 from tests.support.prompts import (
-    GRID,
+    assert_whole,
     eventually,
     extent_files,
     load,
     physical_bytes,
     put,
-    small_layout,
     tokens,
 )
-from tests.support.tight import chain_named, fill, measure_full_extent, opened, resident
+from tests.support.tight import LAYOUT, chain_named, fill, measure_full_extent, opened
 
-LAYOUT = small_layout()
-REPOSITORY = Path(__file__).resolve().parent.parent
+LOOK_S = 11  # a little more than the time between two looks at what others did
+ROOMY = 1 << 30
 
 
 @pytest.fixture(scope="session")
 def full_extent_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """What one extent of GRID blocks takes on this disk."""
     return measure_full_extent(tmp_path_factory.mktemp("measure"))
 
 
-def looked(store: Store, clock: VirtualClock) -> None:
-    """A rescan is over: a delete waits for one."""
-    clock.advance(11)
-    store.tick()
-    store.cache(LAYOUT).delete_blocking(bytes(32))
+class Pair:
+    """An owner and a peer of one root."""
 
-
-# ------------------------------------------------------------------------------------- the budget
-
-
-def test_peers_files_count_from_adoption_and_are_evicted_like_ours(
-    tmp_path: Path, full_extent_bytes: int
-) -> None:
-    clock = VirtualClock()
-    capacity = 4 * full_extent_bytes
-    with (
-        opened(tmp_path, capacity, clock=clock) as owner,
-        opened(tmp_path, capacity, clock=clock, role="peer") as peer,
-    ):
-        kv = owner.cache(LAYOUT)
-        ours = fill(kv, ["ours"], clock)
-        fill(peer.cache(LAYOUT), range(6), clock)
-        assert owner.info().roots[0].used_bytes == full_extent_bytes, "not met yet"
-        clock.advance(61)
-        looked(owner, clock)
-
-        def within() -> bool:
-            return owner.info().roots[0].used_bytes == physical_bytes(tmp_path) == capacity
-
-        eventually(within, "met, counted, and evicted back to the budget")
-        assert resident(kv, ours) == [], "the oldest"
-        assert kv.match(chain_named(kv, 5)).blocks == GRID, "the peer's newest"
-
-
-def test_what_a_peer_used_a_moment_ago_is_spared(tmp_path: Path, full_extent_bytes: int) -> None:
-    clock = VirtualClock()
-    capacity = 2 * full_extent_bytes
-    with (
-        opened(tmp_path, capacity, clock=clock) as owner,
-        opened(tmp_path, capacity, clock=clock, role="peer") as peer,
-    ):
-        kv, theirs = owner.cache(LAYOUT), peer.cache(LAYOUT)
-        old = fill(kv, range(2), clock)
-        clock.advance(600)
-        assert load(theirs, theirs.find_blocking(old[0])) == (GRID, None)
-        peer.tick()  # the use is written to the file
-        used_s = clock.now_ns // 1_000_000_000
-
-        def written() -> bool:
-            newest = max(path.stat().st_atime for path in extent_files(tmp_path))
-            return newest > used_s - 700 + 1_700_000_000 - 1
-
-        eventually(written, "its atime moved on")
-        fill(kv, ["new"], clock)
-        assert resident(kv, old) == [0], "the other one went, though it was used later by us"
-
-
-# ------------------------------------------------------------------------------------------ roles
-
-FORKS = """
-import os, sys, time
-from kvstore.store import open_blocking
-store = open_blocking(sys.argv[1], pool="16MB")
-read, write = os.pipe()
-if os.fork() == 0:
-    print(os.getpid(), flush=True)
-    os.close(write)
-    os.read(read, 1)  # until the parent's end of the pipe is closed by its death ...
-    sys.stdin.read()  # ... and then until the test is over
-    os._exit(0)
-sys.stdin.read()
-"""
-
-
-def test_a_fork_does_not_keep_the_lock_of_an_owner_that_was_killed(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", FORKS, str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert process.stdout is not None and process.stdin is not None
-    child = int(process.stdout.readline())
-    try:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert Path(f"/proc/{child}").exists(), "the fork lives on"
-        with open_blocking(tmp_path, pool="16MB") as store:
-            assert store.info().roots[0].is_owner
-    finally:
-        process.stdin.close()  # the fork reads the end of it
-        process.stdout.read()
-        process.stdout.close()
-
-
-def test_an_auto_peer_evicts_once_it_has_taken_over(tmp_path: Path, full_extent_bytes: int) -> None:
-    clock = VirtualClock()
-    capacity = 3 * full_extent_bytes
-    injected = Injection(clock=clock, manual_ticks=True)
-    with open_blocking(
-        tmp_path, capacity=capacity, pool="16MB", role="owner", _testing=injected
-    ) as owner:
-        auto = open_blocking(
-            tmp_path, capacity=capacity, pool="16MB", role="auto", min_age=0, _testing=injected
+    def __init__(self, stack: ExitStack, root: Path, capacity: int = ROOMY) -> None:
+        self.clocks = [VirtualClock(), VirtualClock()]
+        self.owner: Store = stack.enter_context(opened(root, capacity, clock=self.clocks[0]))
+        self.peer: Store = stack.enter_context(
+            opened(root, capacity, clock=self.clocks[1], role="peer")
         )
-        fill(owner.cache(LAYOUT), range(3), clock)
-        kv = auto.cache(LAYOUT)
-        assert put(kv, chain_named(kv, "of a peer")) == GRID
-        clock.advance(2)
-        auto.tick()
-        assert not auto.info().roots[0].is_owner
-    with auto:
+        self.owner_kv, self.peer_kv = (store.cache(LAYOUT) for store in (self.owner, self.peer))
+        eventually(lambda: not self.owner.info().roots[0].warming, "the scan ended")
 
-        def took_over() -> bool:
-            clock.advance(1)
-            auto.tick()
-            return auto.info().roots[0].is_owner
+    def look(self) -> None:
+        """Both look at what the other did, a little later."""
+        for clock, store in zip(self.clocks, (self.owner, self.peer), strict=True):
+            clock.advance(LOOK_S)
+            store.tick()
 
-        eventually(took_over, "the lock is free")
-        eventually(lambda: not auto.info().roots[0].warming, "the scan ended")
-        eventually(lambda: physical_bytes(tmp_path) == capacity, "the four were one too many")
-        assert put(kv, chain_named(kv, "of the owner")) == GRID
-        assert physical_bytes(tmp_path) <= capacity
+    def used(self) -> int:
+        return self.owner.info().roots[0].used_bytes
 
 
-# -------------------------------------------------------------------------------- all of it at once
+def test_the_budget_holds_when_only_peers_write(tmp_path: Path, full_extent_bytes: int) -> None:
+    """It was found by torture: an owner made room for its own puts only."""
+    with ExitStack() as stack:
+        pair = Pair(stack, tmp_path, 4 * full_extent_bytes)
+        fill(pair.peer_kv, range(9), pair.clocks[1])
+        assert physical_bytes(tmp_path) == 9 * full_extent_bytes
+        pair.look()
+        eventually(lambda: len(extent_files(tmp_path)) == 4, "the owner made room")
+        pair.look()
+        eventually(lambda: physical_bytes(tmp_path) == pair.used(), "and all of it is free")
+        assert pair.used() == 4 * full_extent_bytes
 
 
-class Member:
-    """A process of the crowd."""
-
-    def __init__(self, root: Path, role: str, capacity: int, seed: int) -> None:
-        self.role = role
-        words = ["-m", "tests.support.crowd_member", root, role, capacity, seed]
-        self.process = subprocess.Popen(
-            [sys.executable, *map(str, words)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-
-    def report(self) -> dict[str, Any]:
-        """The next line that it prints; a member that failed shows why."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            pytest.fail(self.process.communicate()[1].decode())
-        return dict(json.loads(line))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def end(self) -> None:
-        _, errors = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, errors.decode()
-
-
-@contextlib.contextmanager
-def crowd(root: Path, capacity: int) -> Iterator[list[Member]]:
-    members = [Member(root, "owner", capacity, 0)]
-    try:
-        members[0].report()
-        for i, role in enumerate(["auto", "peer", "peer", "peer"]):
-            members.append(Member(root, role, capacity, i + 1))
-        yield members
-    finally:
-        for member in members:
-            member.kill()
-
-
-@pytest.mark.slow
-def test_an_owner_and_four_peers_of_which_each_is_killed_in_turn(
+def test_a_file_that_the_owner_evicted_does_not_live_on_in_a_peer(
     tmp_path: Path, full_extent_bytes: int
 ) -> None:
-    """Every member checks every byte that it loads and ends with an error on a wrong one."""
-    capacity = PROMPTS // 2 * full_extent_bytes
-    with crowd(tmp_path, capacity) as members:
-        for member in members:
-            member.report()
-        refused = Member(tmp_path, "owner", capacity, 99)
-        assert str(members[0].process.pid) in refused.report()["refused"]
-        refused.end()
-        for number in (2, 3, 4, 0):  # the owner last
-            role = "auto" if number == 0 else members[number].role
-            members[number].kill()
-            for other in members:
-                if other is not members[number]:
-                    other.report()
-                    assert other.report()["quarantined"] == 0
-            members[number] = Member(tmp_path, role, capacity, 10 + number)
-            assert members[number].report()["quarantined"] == 0
-        while not (last := members[1].report())["owner"]:
-            pass
-        while last["evicted"] == 0:  # it rescans, puts and makes room like the one before it
-            last = members[1].report()
-        assert members[0].report()["owner"] is False
-        for member in members:
-            member.end()
-        members.clear()
-    read_root(tmp_path)
-    with open_blocking(tmp_path, capacity=capacity, pool="16MB", min_age=0) as store:
-        eventually(lambda: not store.info().roots[0].warming, "the scan ended")
-        kv = store.cache(LAYOUT)
-        assert store.info().roots[0].used_bytes == physical_bytes(tmp_path)
-        assert put(kv, kv.keys(tokens("after", GRID))) == GRID
-        assert physical_bytes(tmp_path) <= capacity
-        for name in range(PROMPTS):
-            load(kv, kv.match(kv.keys(tokens(name, GRID))))
-        assert store.stats().quarantined_extents == 0
+    """It was found by soak: a peer kept what it had once read open, unlinked, uncounted."""
+    with ExitStack() as stack:
+        pair = Pair(stack, tmp_path, 4 * full_extent_bytes)
+        old = fill(pair.owner_kv, range(4), pair.clocks[0])
+        for chain in old:
+            assert_whole(pair.peer_kv, chain)
+        fill(pair.owner_kv, "abcd", pair.clocks[0])
+        assert physical_bytes(tmp_path) == 8 * full_extent_bytes, "the peer has them open"
+        pair.look()
+        eventually(lambda: physical_bytes(tmp_path) == pair.used(), "the peer let go of them")
+        assert [pair.peer_kv.find_blocking(chain).blocks for chain in old] == [0] * 4
+
+
+@pytest.mark.parametrize("blocks", [9, 6, 4], ids=["longer", "same length", "shorter"])
+@pytest.mark.parametrize("open_before", [False, True], ids=["not open", "open"])
+def test_a_file_that_another_process_replaced_is_no_damage(
+    tmp_path: Path, blocks: int, open_before: bool
+) -> None:
+    """The name is the same, the file is new: the record of the old one goes, nothing else does."""
+    with ExitStack() as stack:
+        pair = Pair(stack, tmp_path)
+        first = chain_named(pair.owner_kv, "one", 6)
+        assert put(pair.owner_kv, first) == 6
+        if open_before:
+            pair.owner.drop_ram()
+            assert load(pair.owner_kv, pair.owner_kv.match(first)) == (6, None)
+        assert pair.peer_kv.find_blocking(first).blocks == 6
+        assert pair.peer_kv.delete_blocking(first[0]) == 1
+        second = pair.owner_kv.keys(tokens("one", 4) + [7] * 4 * (blocks - 4))
+        assert put(pair.peer_kv, second) == blocks
+        pair.owner.drop_ram()
+        pair.look()
+        load(pair.owner_kv, pair.owner_kv.match(first))
+        eventually(lambda: physical_bytes(tmp_path) == pair.used(), "each file counts once")
+        eventually(
+            lambda: pair.owner_kv.match(second).blocks == blocks, "the owner knows the new file"
+        )
+        assert_whole(pair.owner_kv, second)
+        assert_whole(pair.peer_kv, second)
+        assert pair.owner.stats().quarantined_extents == 0

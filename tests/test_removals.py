@@ -6,7 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -78,6 +78,17 @@ def ring_of(entries: list[tuple[bytes, str, int]], namespace: str) -> bytes:
     return (head + packed).ljust(1 << 17, b"\0")
 
 
+def minutes_pass(store: Store, clock: VirtualClock, true: Callable[[], object], what: str) -> None:
+    """A minute after another: a round that meets a save under way leaves it to the next."""
+
+    def round_of_the_keeper() -> object:
+        clock.advance(61)
+        store.tick()
+        return true()
+
+    eventually(round_of_the_keeper, what)
+
+
 def test_every_reason_is_told_with_its_time_by_the_store_and_by_the_ring(tmp_path: Path) -> None:
     clock = VirtualClock()
     with opened(tmp_path / "measure", clock) as store:
@@ -116,9 +127,9 @@ def test_every_reason_is_told_with_its_time_by_the_store_and_by_the_ring(tmp_pat
         wanted = {key: Removal(reason=reason, time_s=at) for reason, (key, at) in left.items()}
         assert {key: kv.removed(key) for key in wanted} == wanted
         assert kv.removed(bytes(32)) is None
-        clock.advance(61)
-        store.tick()
-        eventually(
+        minutes_pass(
+            store,
+            clock,
             lambda: read_removals(root).of(LAYOUT.namespace, expired[7]) is not None,
             "written within a minute, while the store is open",
         )
@@ -217,15 +228,11 @@ def test_a_save_that_fails_leaves_the_old_ring_and_is_made_up_for(tmp_path: Path
     with opened(tmp_path, clock, files=files) as store:
         kv = store.cache(LAYOUT)
         kv.delete_blocking(put_named(kv, "one")[0])
-        clock.advance(61)
-        store.tick()
-        eventually(lambda: len(read_removals(tmp_path)) == GRID, "saved")
+        minutes_pass(store, clock, lambda: len(read_removals(tmp_path)) == GRID, "saved")
         renamed = files.calls(FileCall.RENAME)
         files.add(FileCall.RENAME, 5, count=1)
         kv.delete_blocking(put_named(kv, "two")[0])
-        clock.advance(61)
-        store.tick()
-        eventually(lambda: files.calls(FileCall.RENAME) > renamed, "tried")
+        minutes_pass(store, clock, lambda: files.calls(FileCall.RENAME) > renamed, "tried")
         assert len(read_removals(tmp_path)) == GRID
     assert len(read_removals(tmp_path)) == 2 * GRID
 

@@ -157,3 +157,24 @@ def test_commit_counts_from_where_the_writer_began(tmp_path: Path) -> None:
         cells = cells_of(kv.layout, 2 * BLOCKS)
         assert write(kv, chain, cells, start=BLOCKS) == BLOCKS
         assert kv.contains(chain[BLOCKS]) and not kv.contains(chain[0])
+
+
+def test_a_file_that_another_process_replaced_is_no_damage(tmp_path: Path) -> None:
+    """Under a name that the owner knew lay another whole file by then, of another length. It was
+    moved to quarantine: it was fine, and its blocks were lost."""
+    with opened(tmp_path) as owner, opened(tmp_path, role="peer") as peer:
+        kv, other = owner.cache(layout()), peer.cache(layout())
+        short, long = kv.keys(prompt(2)), kv.keys(prompt(3))
+        cells = cells_of(layout(), 3)
+        assert write(kv, short, [{"latent": parts["latent"][:2]} for parts in cells]) == 2
+        owner.drop_ram()
+        assert other.delete_blocking(short[0]) == 1
+        assert write(other, long, cells) == 3
+        with kv.load(kv.match(short)) as load:
+            assert load.wait(0).blocks == 0, "what the owner knew is gone"
+        assert owner.stats().quarantined_extents == 0
+        assert write(kv, long, cells) == 3
+        assert owner.stats().published_extents == 1, "it is there: nothing new is made"
+        owner.drop_ram()
+        with kv.load(kv.match(long)) as load:
+            check_load(load, cells, 3)

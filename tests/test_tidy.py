@@ -285,6 +285,19 @@ def test_every_make_command_of_the_docs_exists() -> None:
     )
 
 
+def test_every_test_that_the_docs_name_exists() -> None:
+    named = re.compile(r"`(test_\w+\.py)(?:::(\w+))?")
+    findings = []
+    for path in files({".md"}):
+        for where, line in numbered(path):
+            for module, test in named.findall(line):
+                held = ROOT / "tests" / module
+                text = held.read_text() if held.is_file() else ""
+                if not text or (test and f"def test_{test}(" not in text):
+                    findings.append(f"{where}: {module}::{test}")
+    complain(findings)
+
+
 def test_every_expected_skip_says_why() -> None:
     lines = conftest.EXPECTED.read_text().splitlines()
     for before, line in zip(["", *lines], lines, strict=False):

@@ -1,35 +1,26 @@
 /*
  * fs_fault.c: the file system of fs_fault.h. It does nothing of its own but fail.
  *
- * The mutex guards the plan, the counters and the pretended space; it is never held across a call
- * to the inner file system, which may block.
+ * What fails is planned in fs_plan.c. The mutex guards the pretended space; nothing is held across
+ * a call to the inner file system, which may block.
  */
 #define _GNU_SOURCE 1 /* O_DIRECT */
 #include "fs_fault.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum verdict { PASS = 1, DROP = 0 }; /* or a negative errno */
-
-struct planned_fault {
-    struct kvs_fs_fault fault;
-    uint64_t fired;
-};
+#include "fs_plan.h"
 
 struct fs_fault {
     struct kvs_fs base;
     struct kvs_fs *inner;
-    pthread_mutex_t mutex;
-    struct planned_fault plan[KVS_FS_FAULT_PLAN];
-    unsigned plan_length;
-    uint64_t calls[KVS_FS_CALL_COUNT];
+    struct kvs_fs_plan plan;
+    pthread_mutex_t mutex; /* of the pretended space */
     uint64_t total_bytes; /* 0: the real space */
     uint64_t free_bytes;
     struct kvs_history *history; /* NULL: none */
@@ -50,28 +41,7 @@ static struct kvs_fs *inner(struct kvs_fs *fs)
 /* PASS, DROP, or the negative errno to fail with. */
 static int judge(struct kvs_fs *fs, enum kvs_fs_call call)
 {
-    struct fs_fault *fault_fs = self(fs);
-    int verdict = PASS;
-    pthread_mutex_lock(&fault_fs->mutex);
-    fault_fs->calls[call]++;
-    for (unsigned i = 0; i < fault_fs->plan_length && verdict == PASS; i++) {
-        struct planned_fault *planned = &fault_fs->plan[i];
-        const int spent = planned->fault.count > 0 && planned->fired == planned->fault.count;
-        if (planned->fault.call != call || spent) {
-            continue;
-        }
-        if (planned->fault.skip > 0) {
-            planned->fault.skip--;
-            continue;
-        }
-        planned->fired++;
-        if (planned->fault.error == KVS_FS_FAULT_KILL) {
-            raise(SIGKILL);
-        }
-        verdict = -planned->fault.error; /* DROP is 0 */
-    }
-    pthread_mutex_unlock(&fault_fs->mutex);
-    return verdict;
+    return kvs_fs_plan_judge(&self(fs)->plan, call);
 }
 
 /* What the inner one had to give up, the wrapper's users have given up too. */
@@ -125,7 +95,7 @@ static int keep_atime(struct kvs_fs *fs, int rc, struct kvs_fs_stat *stat)
 #define PASS_OR_RETURN(fs, call)              \
     do {                                      \
         const int verdict_ = judge(fs, call); \
-        if (verdict_ != PASS) {               \
+        if (verdict_ != KVS_FS_PASS) {        \
             return verdict_;                  \
         }                                     \
     } while (0)
@@ -134,6 +104,12 @@ static int fault_open_root(struct kvs_fs *fs, const char *path, int create)
 {
     PASS_OR_RETURN(fs, KVS_FS_OPEN_ROOT);
     return inner(fs)->calls->open_root(inner(fs), path, create);
+}
+
+static int fault_replace(struct kvs_fs *fs, int fd, int by_fd)
+{
+    PASS_OR_RETURN(fs, KVS_FS_REPLACE);
+    return inner(fs)->calls->replace(inner(fs), fd, by_fd);
 }
 
 static int fault_make_directory(struct kvs_fs *fs, int root_fd, const char *path)
@@ -275,12 +251,12 @@ static int fault_write_at(struct kvs_fs *fs, int fd, const void *buffer, uint32_
 static int fault_close(struct kvs_fs *fs, int fd)
 {
     const int verdict = judge(fs, KVS_FS_CLOSE);
-    if (verdict == DROP) {
+    if (verdict == KVS_FS_DROP) {
         return 0;
     }
     /* As in the kernel, a close that fails has closed. */
     const int rc = inner(fs)->calls->close(inner(fs), fd);
-    return verdict == PASS ? rc : verdict;
+    return verdict == KVS_FS_PASS ? rc : verdict;
 }
 
 static int fault_lock(struct kvs_fs *fs, int root_fd, const char *path, char *holder,
@@ -320,6 +296,7 @@ static const struct kvs_fs_calls fault_calls = {
     .close = fault_close,
     .lock = fault_lock,
     .unlock = fault_unlock,
+    .replace = fault_replace,
 };
 
 int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)
@@ -331,6 +308,7 @@ int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)
     fault_fs->base.calls = &fault_calls;
     fault_fs->inner = inner_fs;
     pthread_mutex_init(&fault_fs->mutex, NULL);
+    kvs_fs_plan_init(&fault_fs->plan);
     *out = &fault_fs->base;
     return 0;
 }
@@ -338,6 +316,7 @@ int kvs_fs_fault_open(struct kvs_fs *inner_fs, struct kvs_fs **out)
 void kvs_fs_fault_close(struct kvs_fs *fs)
 {
     if (fs != NULL) {
+        kvs_fs_plan_end(&self(fs)->plan);
         pthread_mutex_destroy(&self(fs)->mutex);
         free(self(fs));
     }
@@ -345,37 +324,27 @@ void kvs_fs_fault_close(struct kvs_fs *fs)
 
 void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault)
 {
-    struct fs_fault *fault_fs = self(fs);
-    assert(fault->call < KVS_FS_CALL_COUNT && fault->error >= 0);
-    assert(fault->error > 0 /* there is no descriptor to drop such a call with */
-           || (fault->call != KVS_FS_OPEN_ROOT && fault->call != KVS_FS_OPEN_READ &&
-               fault->call != KVS_FS_OPEN_TEMP && fault->call != KVS_FS_LOCK));
-    pthread_mutex_lock(&fault_fs->mutex);
-    const int fits = fault_fs->plan_length < KVS_FS_FAULT_PLAN;
-    if (fits) {
-        fault_fs->plan[fault_fs->plan_length++] = (struct planned_fault){.fault = *fault};
-    }
-    pthread_mutex_unlock(&fault_fs->mutex);
-    assert(fits);
-    (void)fits;
+    kvs_fs_plan_add(&self(fs)->plan, fault);
 }
 
 void kvs_fs_fault_clear(struct kvs_fs *fs)
 {
-    struct fs_fault *fault_fs = self(fs);
-    pthread_mutex_lock(&fault_fs->mutex);
-    fault_fs->plan_length = 0;
-    pthread_mutex_unlock(&fault_fs->mutex);
+    kvs_fs_plan_clear(&self(fs)->plan);
+}
+
+void kvs_fs_fault_release_stalled(struct kvs_fs *fs)
+{
+    kvs_fs_plan_release(&self(fs)->plan);
+}
+
+unsigned kvs_fs_fault_stalled(struct kvs_fs *fs)
+{
+    return kvs_fs_plan_stalled(&self(fs)->plan);
 }
 
 uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call)
 {
-    struct fs_fault *fault_fs = self(fs);
-    assert(call < KVS_FS_CALL_COUNT);
-    pthread_mutex_lock(&fault_fs->mutex);
-    const uint64_t calls = fault_fs->calls[call];
-    pthread_mutex_unlock(&fault_fs->mutex);
-    return calls;
+    return kvs_fs_plan_calls(&self(fs)->plan, call);
 }
 
 void kvs_fs_fault_set_space(struct kvs_fs *fs, uint64_t total_bytes, uint64_t free_bytes)

@@ -5,7 +5,8 @@
  * fault that has fired `count` times is inert.
  *
  * A dropped call touches nothing: stat and space give zeros, a read leaves the buffer as it was, a
- * list is empty, a close leaks the descriptor. Calls that make a descriptor cannot be dropped.
+ * list is empty, a close leaks the descriptor. A stalled call keeps its thread, as a disk does that
+ * does not answer. Calls that make a descriptor cannot be dropped.
  * unlock is passed on, neither counted nor failed. Thread-safe.
  */
 #ifndef KVS_FS_FAULT_H
@@ -35,6 +36,7 @@ enum kvs_fs_call {
     KVS_FS_CLOSE,
     KVS_FS_LOCK,
     KVS_FS_DIRECT_UNIT,
+    KVS_FS_REPLACE,
     KVS_FS_CALL_COUNT
 };
 
@@ -46,6 +48,7 @@ struct kvs_fs_fault {
     int error;      /* positive errno; 0: the call is dropped but reports success; or below */
     uint64_t skip;  /* matching calls let through before it fires */
     uint64_t count; /* how often it fires, 0: for ever */
+    int stalls;     /* 1: it is passed on only after kvs_fs_fault_release_stalled */
 };
 
 int kvs_fs_fault_open(struct kvs_fs *inner, struct kvs_fs **out);
@@ -53,6 +56,10 @@ void kvs_fs_fault_close(struct kvs_fs *fs); /* not the inner one */
 /* At most KVS_FS_FAULT_PLAN faults at a time. */
 void kvs_fs_fault_add(struct kvs_fs *fs, const struct kvs_fs_fault *fault);
 void kvs_fs_fault_clear(struct kvs_fs *fs);
+/* Lets calls that stall go on; those that come later stall again. */
+void kvs_fs_fault_release_stalled(struct kvs_fs *fs);
+/* How many calls stall just now. */
+unsigned kvs_fs_fault_stalled(struct kvs_fs *fs);
 uint64_t kvs_fs_fault_calls(struct kvs_fs *fs, enum kvs_fs_call call);
 /* Pretends a size and free space, so that budget and reserve can be tested. total_bytes 0: the real
  * ones; else free_bytes may be 0, a full disk. */

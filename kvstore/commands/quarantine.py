@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.commands.common import DONE, FAILED, Parser, declare, need_directory, to_json
+from kvstore.fsck import need_store
 from kvstore.quarantine import Moved, listing, moved_at, names, printable, remove
 from kvstore.units import format_size, parse_duration
 
@@ -41,6 +42,7 @@ def add(commands: "Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     root = need_directory(options.root)
+    need_store(root)
     chosen = [bool(options.names), options.all, options.older is not None]
     if sum(chosen) != (options.do == "rm"):
         parser: Parser = options.parser

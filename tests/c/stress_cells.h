@@ -1,11 +1,12 @@
 /*
- * stress_cells.h: the layout of stress_store.c, cells whose bytes follow from their key, and memory
- * with canaries around everything that a load may write.
+ * stress_cells.h: what the stress programs of a store share: a layout, chains, cells whose bytes
+ * follow from their key, and memory with canaries around everything that a load may write.
  */
 #ifndef STRESS_CELLS_H
 #define STRESS_CELLS_H
 
 #include <assert.h>
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,6 +48,60 @@ static inline int64_t finish(struct kvs_ticket *ticket)
     assert(kvs_ticket_done(ticket, &result) == 1);
     kvs_ticket_close(ticket);
     return result;
+}
+
+/* What is shown of a layer, block after block; 0 when nothing is (any more). */
+static inline uint64_t check_spans(struct kvs_load *load, const struct kvs_key *keys,
+                                   uint64_t first, uint32_t layer)
+{
+    struct kvs_span span;
+    uint8_t right[CELL_MAX];
+    uint64_t seen = first;
+    for (uint32_t i = 0; kvs_load_span(load, layer, i, &span) == 0; i++) {
+        assert(span.first_block == seen);
+        for (uint64_t block = 0; block < span.block_count && cell_bytes[layer]; block++) {
+            cell_fill(right, &keys[seen + block], layer);
+            assert(memcmp((const uint8_t *)span.cells + block * cell_bytes[layer], right,
+                          cell_bytes[layer]) == 0);
+        }
+        seen += span.block_count;
+    }
+    return seen - first;
+}
+
+/* The layout of these cells. */
+static inline void stress_cache_open(struct kvs_store *store, struct kvs_cache **out)
+{
+    struct kvs_layout layout = {.layer_count = LAYERS,
+                                .block_tokens = TOKENS,
+                                .extent_blocks = 16,
+                                .part_counts = part_counts,
+                                .part_bytes = part_bytes,
+                                .description = "{}"};
+    memset(layout.fingerprint, 9, sizeof(layout.fingerprint));
+    assert(kvs_cache_open(store, &layout, out) == 0);
+}
+
+/* Chains whose pairs share their first blocks. */
+static inline void chain_keys(int32_t chain, int32_t shared_blocks, struct kvs_key *out)
+{
+    int32_t tokens[BLOCKS * TOKENS];
+    for (int32_t i = 0; i < BLOCKS * TOKENS; i++) {
+        tokens[i] = (i < shared_blocks * TOKENS ? chain / 2 : 100 + chain) * 1000 + i;
+    }
+    assert(kvs_keys_chain(tokens, BLOCKS * TOKENS, TOKENS, NULL, 0, NULL, 0, out) == 0);
+}
+
+static inline uint32_t descriptors(void)
+{
+    uint32_t count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    assert(directory);
+    while (readdir(directory)) {
+        count++;
+    }
+    closedir(directory);
+    return count;
 }
 
 struct memory {

@@ -124,24 +124,6 @@ static int lease_open(struct worker *worker, const struct kvs_key **keys, uint64
     return 0;
 }
 
-static void check_spans(struct kvs_load *load, const struct kvs_key *keys, uint64_t first,
-                        uint32_t layer, uint64_t blocks)
-{
-    struct kvs_span span;
-    uint8_t right[CELL_MAX];
-    uint64_t seen = first;
-    for (uint32_t i = 0; kvs_load_span(load, layer, i, &span) == 0; i++) {
-        assert(span.first_block == seen);
-        for (uint64_t block = 0; block < span.block_count && cell_bytes[layer]; block++) {
-            cell_fill(right, &keys[seen + block], layer);
-            assert(memcmp((const uint8_t *)span.cells + block * cell_bytes[layer], right,
-                          cell_bytes[layer]) == 0);
-        }
-        seen += span.block_count;
-    }
-    assert(seen == first + blocks);
-}
-
 static void *pool_loader(void *argument)
 {
     struct worker *worker = argument;
@@ -163,7 +145,7 @@ static void *pool_loader(void *argument)
             assert((layer.reason != KVS_REASON_NONE) == (layer.blocks < end - first));
             assert(layer.reason != KVS_REASON_DAMAGED && layer.reason != KVS_REASON_IO_ERROR);
             if (layer.span_count) {
-                check_spans(load, keys, first, i, layer.blocks);
+                assert(check_spans(load, keys, first, i) == layer.blocks);
             }
             worker->blocks += layer.blocks;
             if (pick(worker, 2)) {
@@ -303,30 +285,18 @@ static void stress_open(struct stress *stress, const char *path, struct kvs_io_e
                                   .io_depth = 16,
                                   .pool_bytes = 4 << 20,
                                   .scrub_bytes_per_s = 1ull << 30,
+                                  .io_timeout_ns = INT64_MAX / 4, /* the clock jumps under reads */
                                   .min_age_s = 0};
-    struct kvs_layout layout = {.layer_count = LAYERS,
-                                .block_tokens = TOKENS,
-                                .extent_blocks = 16,
-                                .part_counts = part_counts,
-                                .part_bytes = part_bytes,
-                                .description = "{}"};
     char message[256];
     options.clock = stress->clock ? kvs_virtual_clock_face(stress->clock) : NULL;
-    memset(layout.fingerprint, 9, sizeof(layout.fingerprint));
     int error = kvs_open(&options, &stress->store, message, sizeof(message));
     if (error) {
         printf("%s\n", message);
     }
     assert(error == 0);
-    assert(kvs_cache_open(stress->store, &layout, &stress->cache) == 0);
+    stress_cache_open(stress->store, &stress->cache);
     for (int32_t chain = 0; chain < CHAINS; chain++) {
-        int32_t tokens[BLOCKS * TOKENS];
-        for (int32_t i = 0; i < BLOCKS * TOKENS; i++) {
-            int32_t own = i < SHARED_BLOCKS * TOKENS ? chain / 2 : 100 + chain;
-            tokens[i] = own * 1000 + i;
-        }
-        assert(kvs_keys_chain(tokens, BLOCKS * TOKENS, TOKENS, NULL, 0, NULL, 0,
-                              stress->chains[chain]) == 0);
+        chain_keys(chain, SHARED_BLOCKS, stress->chains[chain]);
     }
 }
 

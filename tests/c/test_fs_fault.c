@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static int root;
 
 static void plan(enum kvs_fs_call call, int error, uint64_t skip, uint64_t count)
 {
-    const struct kvs_fs_fault fault = {call, error, skip, count};
+    const struct kvs_fs_fault fault = {call, error, skip, count, 0};
     kvs_fs_fault_add(fs, &fault);
 }
 
@@ -67,6 +68,9 @@ static void test_passes_everything_on_and_counts(void)
     assert(calls->unlink(fs, root, "ns/b") == 0 && !is_there("ns/b"));
     assert(calls->lock(fs, root, "lock", holder, sizeof holder, &lock_fd) == 0);
     calls->unlock(fs, root, "lock", lock_fd);
+    const int moved = dup(root);
+    assert(calls->replace(fs, moved, -1) == 0 && openat(moved, "lock", O_RDONLY) < 0);
+    assert(errno == ENOTDIR && close(moved) == 0);
     assert(fs->lost == real->lost);
 
     for (int call = 0; call < KVS_FS_CALL_COUNT; call++) {
@@ -241,6 +245,30 @@ static int remove_entry(const char *path, const struct stat *file, int kind, str
     return remove(path);
 }
 
+static void *unlink_once(void *argument)
+{
+    *(int *)argument = fs->calls->unlink(fs, root, "not there");
+    return NULL;
+}
+
+static void test_a_stalled_call_goes_on_when_it_is_released(void)
+{
+    const struct kvs_fs_fault fault = {.call = KVS_FS_UNLINK, .count = 1, .stalls = 1};
+    pthread_t thread;
+    int result = 1;
+    kvs_fs_fault_add(fs, &fault);
+    assert(pthread_create(&thread, NULL, unlink_once, &result) == 0);
+    while (kvs_fs_fault_stalled(fs) == 0) {
+        sched_yield();
+    }
+    assert(fs->calls->unlink(fs, root, "not there") == -ENOENT); /* the plan was for one */
+    kvs_fs_fault_release_stalled(fs);
+    pthread_join(thread, NULL);
+    assert(result == -ENOENT && kvs_fs_fault_stalled(fs) == 0);
+    kvs_fs_fault_clear(fs);
+    puts("ok a stalled call goes on when it is released");
+}
+
 int main(void)
 {
     char root_path[512];
@@ -261,6 +289,7 @@ int main(void)
     test_failed_close_has_closed_and_dropped_close_has_not();
     test_pretended_space();
     test_counts_are_exact_across_threads();
+    test_a_stalled_call_goes_on_when_it_is_released();
     assert(fs->calls->close(fs, root) == 0);
     kvs_fs_fault_close(fs);
     kvs_fs_posix_close(real);

@@ -28,7 +28,7 @@ ENGINES = ["auto", "auto", "threads", "io_uring_plain"]
 CUTS = [
     FileCall.LINK, FileCall.LINK, FileCall.SET_TIMES, FileCall.WRITE_AT, FileCall.ALLOCATE,
     FileCall.OPEN_TEMP, FileCall.UNLINK, FileCall.CLOSE, FileCall.MAKE_DIRECTORY,
-    FileCall.STAT_FD, FileCall.OPEN_READ, FileCall.LIST, FileCall.SYNC_DIRECTORY,
+    FileCall.STAT_FD, FileCall.OPEN_READ, FileCall.LIST, FileCall.SYNC,
 ]  # fmt: skip
 
 
