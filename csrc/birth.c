@@ -159,6 +159,24 @@ static int extras_present(const struct kvs_writer *writer, const struct kvs_writ
     return 0;
 }
 
+/* Token ids serve tools alone: an extent whose header they would make too long does without. */
+static int geometry_of(const struct kvs_namespace *ns, struct kvs_writer_extent *made)
+{
+    int error = -EINVAL;
+    if (made->with_ids) {
+        error = kvs_format_geometry(ns->layer_count, ns->cell_bytes, made->count,
+                                    (int)made->with_extras, ns->block_tokens, &made->header_bytes,
+                                    made->region_offsets, &made->file_bytes);
+        made->with_ids = error == 0;
+    }
+    if (error) {
+        error = kvs_format_geometry(ns->layer_count, ns->cell_bytes, made->count,
+                                    (int)made->with_extras, 0, &made->header_bytes,
+                                    made->region_offsets, &made->file_bytes);
+    }
+    return error;
+}
+
 /* A peer publishes only while an owner keeps the root in bounds. */
 static int owner_missing(struct kvs_root *root)
 {
@@ -254,11 +272,7 @@ static void create_job(struct kvs_root *root, void *argument)
     kvs_lock(store);
     int dropped = made->state == KVS_MADE_DROPPED || kvs_root_down_locked(root);
     kvs_unlock(store);
-    int error = dropped
-                    ? -ECANCELED
-                    : kvs_format_geometry(writer->ns->layer_count, writer->ns->cell_bytes,
-                                          made->count, (int)made->with_extras, &made->header_bytes,
-                                          made->region_offsets, &made->file_bytes);
+    int error = dropped ? -ECANCELED : geometry_of(writer->ns, made);
     if (!error && owner_missing(root)) {
         error = -EPERM;
     }
@@ -300,6 +314,7 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
     }
     *birth = (struct birth){writer, made, writer->keys[made->first]};
     made->with_extras = (uint32_t)extras_present(writer, made);
+    made->with_ids = made->first + made->count <= writer->id_blocks;
     made->state = KVS_MADE_CREATING;
     kvs_writer_hold_locked(writer);
     writer->store->births++;

@@ -26,6 +26,7 @@ const struct kvs_section_rule kvs_format_rules[KVS_FORMAT_KNOWN_SECTIONS] = {
     [KVS_SECTION_CELLS] = {.bytes_per_layer = sizeof(uint32_t), .flags = KVS_SECTION_REQUIRED},
     [KVS_SECTION_CHECKSUMS] = {.bytes_per_cell = sizeof(uint64_t), .flags = KVS_SECTION_REQUIRED},
     [KVS_SECTION_EXTRAS] = {.bytes_per_block = sizeof(struct kvs_key)},
+    [KVS_SECTION_TOKEN_IDS] = {.bytes_per_token = sizeof(int32_t)},
 };
 _Static_assert(KVS_FORMAT_FIRST_SECTION + 32 + sizeof(struct kvs_disk_chain) +
                        KVS_FORMAT_BLOCKS_MAX * (sizeof(struct kvs_key) + sizeof(uint32_t)) +
@@ -33,11 +34,13 @@ _Static_assert(KVS_FORMAT_FIRST_SECTION + 32 + sizeof(struct kvs_disk_chain) +
                    KVS_FORMAT_PAGE_BYTES,
                "what a scan needs fits the first page");
 
-uint32_t kvs_format_section_bytes(uint32_t type, uint32_t layer_count, uint32_t block_count)
+uint32_t kvs_format_section_bytes(uint32_t type, uint32_t layer_count, uint32_t block_count,
+                                  uint32_t block_tokens)
 {
     const struct kvs_section_rule *rule = &kvs_format_rules[type];
     return rule->bytes + rule->bytes_per_block * block_count + rule->bytes_per_layer * layer_count +
-           rule->bytes_per_cell * layer_count * block_count;
+           rule->bytes_per_cell * layer_count * block_count +
+           rule->bytes_per_token * block_count * block_tokens;
 }
 
 uint64_t kvs_format_page_xxh3(const void *first_page)
@@ -50,16 +53,18 @@ uint64_t kvs_format_page_xxh3(const void *first_page)
 
 /* The sections that we write, in the order of their types. Returns header_bytes. */
 static uint32_t plan_sections(uint32_t layer_count, uint32_t block_count, int with_extras,
-                              struct kvs_disk_section *plan, uint16_t *count)
+                              uint32_t ids_per_block, struct kvs_disk_section *plan,
+                              uint16_t *count)
 {
     uint64_t end = KVS_FORMAT_FIRST_SECTION;
     *count = 0;
     for (uint16_t type = 1; type < KVS_FORMAT_KNOWN_SECTIONS; type++) {
-        if (type == KVS_SECTION_EXTRAS && !with_extras) {
+        if ((type == KVS_SECTION_EXTRAS && !with_extras) ||
+            (type == KVS_SECTION_TOKEN_IDS && !ids_per_block)) {
             continue;
         }
         uint64_t offset = kvs_format_round_up(end, KVS_FORMAT_SECTION_ALIGN);
-        uint32_t bytes = kvs_format_section_bytes(type, layer_count, block_count);
+        uint32_t bytes = kvs_format_section_bytes(type, layer_count, block_count, ids_per_block);
         plan[(*count)++] = (struct kvs_disk_section){.type = type,
                                                      .flags = kvs_format_rules[type].flags,
                                                      .offset = (uint32_t)offset,
@@ -70,15 +75,20 @@ static uint32_t plan_sections(uint32_t layer_count, uint32_t block_count, int wi
 }
 
 int kvs_format_geometry(uint32_t layer_count, const uint32_t *cell_bytes, uint32_t block_count,
-                        int with_extras, uint32_t *header_bytes, uint64_t *region_offsets,
-                        uint64_t *file_bytes)
+                        int with_extras, uint32_t ids_per_block, uint32_t *header_bytes,
+                        uint64_t *region_offsets, uint64_t *file_bytes)
 {
     struct kvs_disk_section plan[KVS_FORMAT_SECTIONS_MAX];
     uint16_t section_count;
-    if (!kvs_format_counts_are_legal(layer_count, block_count)) {
+    if (!kvs_format_counts_are_legal(layer_count, block_count) ||
+        ids_per_block > KVS_BLOCK_TOKENS_MAX) {
         return -EINVAL;
     }
-    *header_bytes = plan_sections(layer_count, block_count, with_extras, plan, &section_count);
+    *header_bytes =
+        plan_sections(layer_count, block_count, with_extras, ids_per_block, plan, &section_count);
+    if (*header_bytes > KVS_FORMAT_HEADER_MAX) {
+        return -EINVAL;
+    }
     uint64_t end = *header_bytes;
     for (uint32_t layer = 0; layer < layer_count; layer++) {
         if (region_offsets) {
@@ -114,7 +124,8 @@ static void write_tokens(const struct kvs_extent_header *header, uint8_t *to)
 
 static void write_section(const struct kvs_extent_header *header, const uint32_t *cell_bytes,
                           const uint64_t *checksums, const struct kvs_key *extras,
-                          const struct kvs_disk_section *section, uint8_t *to)
+                          const int32_t *token_ids, const struct kvs_disk_section *section,
+                          uint8_t *to)
 {
     switch ((enum kvs_section_type)section->type) {
     case KVS_SECTION_FINGERPRINT:
@@ -141,11 +152,15 @@ static void write_section(const struct kvs_extent_header *header, const uint32_t
     case KVS_SECTION_EXTRAS:
         memcpy(to, extras, section->bytes);
         break;
+    case KVS_SECTION_TOKEN_IDS:
+        memcpy(to, token_ids, section->bytes);
+        break;
     }
 }
 
 void kvs_format_encode(const struct kvs_extent_header *header, const uint32_t *cell_bytes,
-                       const uint64_t *checksums, const struct kvs_key *extras, void *buffer)
+                       const uint64_t *checksums, const struct kvs_key *extras,
+                       const int32_t *token_ids, void *buffer)
 {
     uint8_t *bytes = buffer;
     struct kvs_disk_section table[KVS_FORMAT_SECTIONS_MAX];
@@ -156,14 +171,15 @@ void kvs_format_encode(const struct kvs_extent_header *header, const uint32_t *c
                                    .block_tokens = header->block_tokens};
     memcpy(disk.magic, KVS_FORMAT_MAGIC, sizeof(disk.magic));
     assert(kvs_format_counts_are_legal(header->layer_count, header->block_count));
-    disk.header_bytes = plan_sections(header->layer_count, header->block_count, extras != NULL,
-                                      table, &disk.section_count);
+    disk.header_bytes =
+        plan_sections(header->layer_count, header->block_count, extras != NULL,
+                      token_ids ? header->block_tokens : 0, table, &disk.section_count);
     assert(disk.header_bytes == header->header_bytes);
 
     memset(bytes, 0, disk.header_bytes);
     for (uint16_t i = 0; i < disk.section_count; i++) {
         uint8_t *to = bytes + table[i].offset;
-        write_section(header, cell_bytes, checksums, extras, &table[i], to);
+        write_section(header, cell_bytes, checksums, extras, token_ids, &table[i], to);
         table[i].xxh3 = kvs_xxh3(to, table[i].bytes);
     }
     memcpy(bytes + sizeof(disk), table, disk.section_count * sizeof(table[0]));

@@ -53,7 +53,8 @@ enum kvs_section_type {
     KVS_SECTION_CLASS = 5, /* struct kvs_disk_class; page 0 */
     KVS_SECTION_CELLS = 6, /* u32 a layer: bytes of one cell, 0: no region; required */
     KVS_SECTION_CHECKSUMS = 7, /* u64 a cell, [layer][block], XXH3-64; required */
-    KVS_SECTION_EXTRAS = 8 /* 32 bytes a block: SHA-256 of its extras, zero: none */
+    KVS_SECTION_EXTRAS = 8, /* 32 bytes a block: SHA-256 of its extras, zero: none */
+    KVS_SECTION_TOKEN_IDS = 9 /* int32 a token of a block; only where asked to be kept */
 };
 
 enum { KVS_SECTION_REQUIRED = 1 };
@@ -115,16 +116,18 @@ enum kvs_verdict {
 };
 const char *kvs_verdict_name(enum kvs_verdict verdict);
 
-/* Sizes for block_count blocks. region_offsets may be NULL, else [layer_count]. 0, or -EINVAL past
- * a limit. */
+/* Sizes for block_count blocks. ids_per_block: block_tokens where token ids are kept, else 0.
+ * region_offsets may be NULL, else [layer_count]. 0, or -EINVAL past a limit, also that of a
+ * header: many ids make one too long. */
 int kvs_format_geometry(uint32_t layer_count, const uint32_t *cell_bytes, uint32_t block_count,
-                        int with_extras, uint32_t *header_bytes, uint64_t *region_offsets,
-                        uint64_t *file_bytes);
+                        int with_extras, uint32_t ids_per_block, uint32_t *header_bytes,
+                        uint64_t *region_offsets, uint64_t *file_bytes);
 
-/* Writes header->header_bytes bytes. checksums: [layer][block]. extras: [block_count] or NULL (it
- * must match with_extras of the geometry). */
+/* Writes header->header_bytes bytes. checksums: [layer][block]. extras: [block_count] or NULL,
+ * token_ids: [block_count * block_tokens] or NULL (as the geometry was asked with). */
 void kvs_format_encode(const struct kvs_extent_header *header, const uint32_t *cell_bytes,
-                       const uint64_t *checksums, const struct kvs_key *extras, void *buffer);
+                       const uint64_t *checksums, const struct kvs_key *extras,
+                       const int32_t *token_ids, void *buffer);
 
 /* The first page alone: all fields of *out. */
 enum kvs_verdict kvs_format_decode_page(const void *page, size_t bytes,
@@ -134,5 +137,8 @@ enum kvs_verdict kvs_format_decode_page(const void *page, size_t bytes,
  * [layer_count] and checksums [layer_count * block_count]. Either may be NULL. */
 enum kvs_verdict kvs_format_decode_rest(const void *buffer, const struct kvs_extent_header *header,
                                         uint32_t *cell_bytes, uint64_t *checksums);
+
+/* Of a whole header that decoded well: where a known section lies, NULL when it is not there. */
+const void *kvs_format_section(const void *buffer, enum kvs_section_type type);
 
 #endif

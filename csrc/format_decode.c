@@ -48,8 +48,9 @@ static enum kvs_verdict check_no_unknown_required(const struct table *table)
 
 static int section_fits_its_rule(const struct table *table, const struct kvs_disk_section *section)
 {
-    uint32_t bytes = kvs_format_section_bytes(section->type, table->header.layer_count,
-                                              table->header.block_count);
+    uint32_t bytes =
+        kvs_format_section_bytes(section->type, table->header.layer_count,
+                                 table->header.block_count, table->header.block_tokens);
     return section->bytes == bytes && !table->known[section->type] &&
            (!kvs_format_rules[section->type].in_first_page || section->offset + bytes <= PAGE);
 }
@@ -252,4 +253,11 @@ enum kvs_verdict kvs_format_decode_rest(const void *buffer, const struct kvs_ext
                table.known[KVS_SECTION_CHECKSUMS]->bytes);
     }
     return KVS_VERDICT_GOOD;
+}
+
+const void *kvs_format_section(const void *buffer, enum kvs_section_type type)
+{
+    struct table table;
+    return read_table(buffer, &table) == KVS_VERDICT_GOOD ? known_bytes(&table, buffer, type)
+                                                          : NULL;
 }

@@ -13,7 +13,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "disk structs are litt
 
 enum {
     KVS_FORMAT_SECTION_ALIGN = 8,
-    KVS_FORMAT_KNOWN_SECTIONS = KVS_SECTION_EXTRAS + 1 /* types count from 1 */
+    KVS_FORMAT_KNOWN_SECTIONS = KVS_SECTION_TOKEN_IDS + 1 /* types count from 1 */
 };
 
 struct kvs_section_rule {
@@ -21,6 +21,7 @@ struct kvs_section_rule {
     uint32_t bytes_per_block;
     uint32_t bytes_per_layer;
     uint32_t bytes_per_cell;
+    uint32_t bytes_per_token;
     uint16_t flags;
     uint16_t in_first_page;
 };
@@ -38,8 +39,9 @@ static inline int kvs_format_counts_are_legal(uint32_t layer_count, uint32_t blo
            block_count <= KVS_FORMAT_BLOCKS_MAX;
 }
 
-/* Of legal counts. */
-uint32_t kvs_format_section_bytes(uint32_t type, uint32_t layer_count, uint32_t block_count);
+/* Of legal counts, for block_tokens tokens a block. */
+uint32_t kvs_format_section_bytes(uint32_t type, uint32_t layer_count, uint32_t block_count,
+                                  uint32_t block_tokens);
 /* What the field page_xxh3 of this first page should hold. */
 uint64_t kvs_format_page_xxh3(const void *first_page);
 

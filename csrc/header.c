@@ -126,7 +126,7 @@ static enum kvs_reason rest_read(struct kvs_root *root, const struct kvs_namespa
         uint64_t file_bytes;
         if (memcmp(cell_bytes, ns->cell_bytes, ns->layer_count * sizeof(*cell_bytes)) != 0) {
             reason = KVS_REASON_DAMAGED; /* it says that it is of our layout, and is not */
-        } else if (kvs_format_geometry(ns->layer_count, cell_bytes, header->block_count, 0,
+        } else if (kvs_format_geometry(ns->layer_count, cell_bytes, header->block_count, 0, 0,
                                        &header_bytes, file->region_offsets, &file_bytes) < 0) {
             reason = KVS_REASON_DAMAGED;
         } else {

@@ -277,13 +277,14 @@ struct kvs_writer;
 
 /* Blocks [start, count) of the chain. Resident blocks are skipped; the others form extents cut at
  * absolute multiples of extent_blocks. `extras` holds a 32-byte digest per block (zero: none) or is
- * NULL. Nothing is visible before commit. */
+ * NULL. `token_ids` (block_tokens a block) go into the extents, for tools; NULL: they do not.
+ * Nothing is visible before commit. */
 int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count,
                     uint64_t start, int retention, uint32_t flags, const struct kvs_key *extras,
-                    struct kvs_writer **out);
+                    const int32_t *token_ids, struct kvs_writer **out);
 /* keys[0..count) must repeat the chain so far and go on. */
 int kvs_writer_extend(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t count,
-                      const struct kvs_key *extras);
+                      const struct kvs_key *extras, const int32_t *token_ids);
 /* Cells of `layer` for blocks [first, first + count), absolute, any order, each at most once.
  * sources: one per part. Ticket: done when the sources may be reused; result 0, or the number of
  * cells dropped for want of room. */

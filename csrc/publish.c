@@ -49,8 +49,10 @@ static int header_write(struct kvs_root *root, struct kvs_writer *writer,
                    &made->checksums[(size_t)layer * made->count_max],
                    made->count * sizeof(*checksums));
         }
-        kvs_format_encode(header, ns->cell_bytes, checksums,
-                          made->with_extras ? &writer->extras[made->first] : NULL, buffer);
+        kvs_format_encode(
+            header, ns->cell_bytes, checksums,
+            made->with_extras ? &writer->extras[made->first] : NULL,
+            made->with_ids ? &writer->token_ids[made->first * ns->block_tokens] : NULL, buffer);
         error = store->fs->calls->write_at(store->fs, made->temp.fd, buffer, made->header_bytes, 0);
         made->extent->created_s = header->created_s;
     }

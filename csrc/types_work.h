@@ -163,7 +163,7 @@ struct kvs_writer_extent {
     uint64_t *checksums; /* [layer][count_max] */
     struct kvs_fs_temp temp; /* fd -1: none */
     uint64_t charged_bytes;
-    uint32_t header_bytes, with_extras;
+    uint32_t header_bytes, with_extras, with_ids;
     uint64_t file_bytes;
     uint64_t *region_offsets;
 };
@@ -176,6 +176,8 @@ struct kvs_writer {
     struct kvs_namespace *ns;
     struct kvs_key *keys; /* [count] */
     struct kvs_key *extras; /* [count] digests, or NULL */
+    int32_t *token_ids; /* of the first id_blocks blocks; 0: the caller keeps none */
+    uint64_t id_blocks;
     struct kvs_pins parents; /* what was resident at open: no room is made at its cost */
     uint64_t start, count;
     uint32_t flags, refs, puts_pending;

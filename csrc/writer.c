@@ -44,11 +44,47 @@ void kvs_writer_drop_locked(struct kvs_writer *writer)
     free(writer->made);
     free(writer->keys);
     free(writer->extras);
+    free(writer->token_ids);
     free(writer);
 }
 
+static int extras_append(struct kvs_writer *writer, uint64_t count, const struct kvs_key *extras)
+{
+    if (!extras && !writer->extras) {
+        return 0;
+    }
+    struct kvs_key *grown = realloc(writer->extras, (count + 1) * sizeof(*grown));
+    if (!grown) {
+        return -ENOMEM;
+    }
+    writer->extras = grown;
+    if (extras) {
+        memcpy(grown, extras, count * sizeof(*grown));
+    } else { /* a chain made of keys alone goes on: no digest is known of its new blocks */
+        memset(grown + writer->count, 0, (count - writer->count) * sizeof(*grown));
+    }
+    return 0;
+}
+
+/* Known ids reach from block 0 without a gap; an extent that lacks some does without any. */
+static int token_ids_append(struct kvs_writer *writer, uint64_t count, const int32_t *token_ids)
+{
+    if (!token_ids) {
+        return 0;
+    }
+    uint64_t tokens = writer->ns->block_tokens, known = writer->id_blocks * tokens;
+    int32_t *grown = realloc(writer->token_ids, (count * tokens + 1) * sizeof(*grown));
+    if (!grown) {
+        return -ENOMEM;
+    }
+    memcpy(grown + known, token_ids + known, (count * tokens - known) * sizeof(*grown));
+    writer->token_ids = grown;
+    writer->id_blocks = count;
+    return 0;
+}
+
 static int keys_append(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t count,
-                       const struct kvs_key *extras)
+                       const struct kvs_key *extras, const int32_t *token_ids)
 {
     struct kvs_key *grown = realloc(writer->keys, (count + 1) * sizeof(*keys));
     if (!grown) {
@@ -56,16 +92,14 @@ static int keys_append(struct kvs_writer *writer, const struct kvs_key *keys, ui
     }
     writer->keys = grown;
     memcpy(grown, keys, count * sizeof(*keys));
-    if (extras) {
-        grown = realloc(writer->extras, (count + 1) * sizeof(*keys));
-        if (!grown) {
-            return -ENOMEM;
-        }
-        writer->extras = grown;
-        memcpy(grown, extras, count * sizeof(*keys));
+    int error = extras_append(writer, count, extras);
+    if (!error) {
+        error = token_ids_append(writer, count, token_ids);
     }
-    writer->count = count;
-    return 0;
+    if (!error) {
+        writer->count = count;
+    }
+    return error;
 }
 
 uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *ns,
@@ -108,7 +142,7 @@ static int made_plan_locked(struct kvs_writer *writer, uint64_t from, int fixed)
 
 int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count,
                     uint64_t start, int retention, uint32_t flags, const struct kvs_key *extras,
-                    struct kvs_writer **out)
+                    const int32_t *token_ids, struct kvs_writer **out)
 {
     struct kvs_store *store = cache->store;
     int error = kvs_store_check(store);
@@ -135,7 +169,7 @@ int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_
     writer->refs = 1;
     writer->class_number = (uint8_t)(retention < 0 ? (int)store->default_class : retention);
     kvs_lock(store);
-    error = store->closing ? -ESHUTDOWN : keys_append(writer, keys, count, extras);
+    error = store->closing ? -ESHUTDOWN : keys_append(writer, keys, count, extras, token_ids);
     if (!error) {
         error =
             kvs_pins_add_chain_locked(store, writer->ns, writer->keys, 0, count, &writer->parents);
@@ -176,7 +210,7 @@ static void last_grow_locked(struct kvs_writer *writer, uint64_t *from)
 }
 
 int kvs_writer_extend(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t count,
-                      const struct kvs_key *extras)
+                      const struct kvs_key *extras, const int32_t *token_ids)
 {
     struct kvs_store *store = writer->store;
     int error = kvs_store_check(store);
@@ -191,7 +225,7 @@ int kvs_writer_extend(struct kvs_writer *writer, const struct kvs_key *keys, uin
                memcmp(keys, writer->keys, from * sizeof(*keys)) != 0) {
         error = -EINVAL;
     } else {
-        error = keys_append(writer, keys, count, extras);
+        error = keys_append(writer, keys, count, extras, token_ids);
     }
     if (!error) {
         last_grow_locked(writer, &from);

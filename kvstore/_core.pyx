@@ -551,6 +551,7 @@ cdef class Cache(Handle):
 
     cdef kvs_cache *handle
     cdef readonly Store store
+    cdef uint32_t block_tokens
 
     def __init__(self, Store store not None, *, bytes fingerprint not None, uint32_t block_tokens,
                  uint32_t extent_blocks, bytes part_counts not None, bytes part_bytes not None,
@@ -568,6 +569,7 @@ cdef class Cache(Handle):
         layout.description = PyBytes_AS_STRING(description)
         check(kvs_cache_open(store.open_handle(), &layout, &self.handle), "opening a cache")
         self.store = store
+        self.block_tokens = block_tokens
 
     def __dealloc__(self):
         if self.handle is not NULL and self.mine():
@@ -755,73 +757,7 @@ cdef class Load(Handle):
 # --------------------------------------------------------------------------------------- writers
 
 
-cdef class Writer(Handle):
-    cdef kvs_writer *handle
-    cdef readonly Cache cache
-    cdef readonly bint committed
-
-    def __init__(self, Cache cache not None, bytes keys not None, uint64_t start, int retention,
-                 uint32_t flags, bytes extras):
-        if self.handle is not NULL or start > key_count(keys):
-            raise ValueError(f"start {start} is past the chain of {key_count(keys)} blocks")
-        check(kvs_writer_open(cache.open_handle(), keys_at(keys), key_count(keys), start,
-                              retention, flags, extras_at(extras, keys), &self.handle), "writer")
-        self.cache = cache
-
-    def __dealloc__(self):
-        self.close()
-
-    cdef kvs_writer *open_handle(self) except NULL:
-        if self.handle is NULL:
-            raise ValueError("the writer is closed: it was aborted")
-        self.cache.store.open_handle()
-        if self.committed:
-            raise ValueError("the writer was committed already")
-        return self.handle
-
-    def extend(self, bytes keys not None, bytes extras):
-        check(kvs_writer_extend(self.open_handle(), keys_at(keys), key_count(keys),
-                                extras_at(extras, keys)), "extend")
-
-    def put(self, uint32_t layer, uint64_t first, uint64_t count, bytes sources not None, owners):
-        """sources: (address, block stride) as uint64 per part; owners: what holds that memory."""
-        cdef kvs_ticket *handle = NULL
-        check(kvs_writer_put(self.open_handle(), layer, first, count,
-                             <const kvs_source *>PyBytes_AS_STRING(sources), &handle), "put")
-        cdef Ticket ticket = ticket_of(handle)
-        keep(ticket, owners)
-        return ticket
-
-    def commit(self):
-        """The writer lives until the ticket is done, whoever still refers to it."""
-        cdef kvs_ticket *handle = NULL
-        check(kvs_writer_commit(self.open_handle(), &handle), "commit")
-        self.committed = True
-        cdef Ticket ticket = ticket_of(handle)
-        keep(ticket, self)
-        return ticket
-
-    def stats(self):
-        cdef kvs_writer_stats_struct numbers
-        if self.handle is NULL:
-            raise ValueError("the writer is closed")
-        self.check_process()
-        kvs_writer_stats(self.handle, &numbers)
-        return numbers
-
-    def close(self):
-        cdef kvs_writer *handle = self.handle
-        self.handle = NULL
-        if handle is not NULL and self.mine():
-            kvs_writer_close(handle)
-
-
-cdef const kvs_key *extras_at(bytes extras, bytes keys) except? NULL:
-    if extras is None:
-        return NULL
-    if len(extras) != len(keys):
-        raise ValueError("one extras digest per block")
-    return keys_at(extras)
+include "_writer.pxi"
 
 
 include "_testing.pxi"

@@ -231,9 +231,10 @@ cdef extern from "kvs.h" nogil:
         pass
 
     int kvs_writer_open(kvs_cache *cache, const kvs_key *keys, uint64_t count, uint64_t start,
-                        int retention, uint32_t flags, const kvs_key *extras, kvs_writer **out)
+                        int retention, uint32_t flags, const kvs_key *extras,
+                        const int32_t *token_ids, kvs_writer **out)
     int kvs_writer_extend(kvs_writer *writer, const kvs_key *keys, uint64_t count,
-                          const kvs_key *extras)
+                          const kvs_key *extras, const int32_t *token_ids)
     int kvs_writer_put(kvs_writer *writer, uint32_t layer, uint64_t first, uint64_t count,
                        const kvs_source *sources, kvs_ticket **out)
     int kvs_writer_commit(kvs_writer *writer, kvs_ticket **out)

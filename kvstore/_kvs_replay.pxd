@@ -40,5 +40,5 @@ cdef extern from "replay.h" nogil:
 
 cdef extern from "format.h" nogil:
     int kvs_format_geometry(uint32_t layer_count, const uint32_t *cell_bytes, uint32_t block_count,
-                            int with_extras, uint32_t *header_bytes, uint64_t *region_offsets,
-                            uint64_t *file_bytes)
+                            int with_extras, uint32_t ids_per_block, uint32_t *header_bytes,
+                            uint64_t *region_offsets, uint64_t *file_bytes)

@@ -28,6 +28,11 @@ cdef extern from "format.h" nogil:
     kvs_verdict kvs_format_decode_page(const void *page, size_t size, kvs_extent_header *out)
     kvs_verdict kvs_format_decode_rest(const void *buffer, const kvs_extent_header *header,
                                        uint32_t *cell_bytes, uint64_t *checksums)
+    enum kvs_section_type:
+        KVS_SECTION_EXTRAS
+        KVS_SECTION_TOKEN_IDS
+
+    const void *kvs_format_section(const void *buffer, kvs_section_type type)
 
 cdef extern from "owner.h" nogil:
     struct kvs_owner_lock:

@@ -19,11 +19,12 @@ def format_constants():
 def decode_header(data):
     """What the front of an extent file says, or the word of the verdict that ended it. The first
     page alone gives what a scan needs; all header_bytes also `cell_bytes` (per layer) and
-    `checksums` (of layer 0's blocks, then of layer 1's ...)."""
+    `checksums` (of layer 0's blocks, then of layer 1's ...), `extras` (32 bytes a block) and
+    `token_ids` (int32 of all blocks), each back to back, None where there are none."""
     cdef Py_buffer view
     cdef kvs_extent_header header
     cdef kvs_verdict verdict
-    cdef bytes cells = b"", sums = b""
+    cdef bytes cells = b"", sums = b"", ids = None, extras = None
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         verdict = kvs_format_decode_page(view.buf, <size_t>view.len, &header)
@@ -33,6 +34,10 @@ def decode_header(data):
             verdict = kvs_format_decode_rest(view.buf, &header,
                                              <uint32_t *>PyBytes_AS_STRING(cells),
                                              <uint64_t *>PyBytes_AS_STRING(sums))
+            if verdict == KVS_VERDICT_GOOD:
+                extras = section_of(view.buf, KVS_SECTION_EXTRAS, 32 * header.block_count)
+                ids = section_of(view.buf, KVS_SECTION_TOKEN_IDS,
+                                 4 * header.block_tokens * header.block_count)
     finally:
         PyBuffer_Release(&view)
     if verdict != KVS_VERDICT_GOOD:
@@ -47,8 +52,14 @@ def decode_header(data):
         "fingerprint": (<char *>header.fingerprint)[:32],
         "keys": [(<char *>header.keys[i].bytes)[:32] for i in range(header.block_count)],
         "cell_bytes": tuple(memoryview(cells).cast("I")),
-        "checksums": tuple(memoryview(sums).cast("Q")),
+        "checksums": tuple(memoryview(sums).cast("Q")), "extras": extras,
+        "token_ids": ids,
     }
+
+
+cdef bytes section_of(const void *header, kvs_section_type type, Py_ssize_t size):
+    cdef const void *found = kvs_format_section(header, type)
+    return None if found is NULL else (<const char *>found)[:size]
 
 
 cdef extern from * nogil:

@@ -8,7 +8,7 @@ def extent_file_bytes(bytes cell_bytes not None, uint32_t block_count):
     cdef uint32_t header_bytes
     cdef uint64_t file_bytes = 0
     check(kvs_format_geometry(<uint32_t>(len(cell_bytes) // 4),
-                              <const uint32_t *>PyBytes_AS_STRING(cell_bytes), block_count, 0,
+                              <const uint32_t *>PyBytes_AS_STRING(cell_bytes), block_count, 0, 0,
                               &header_bytes, NULL, &file_bytes), "sizing an extent")
     return file_bytes
 

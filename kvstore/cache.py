@@ -63,7 +63,11 @@ class Cache:
     def keys(self, token_ids: Any, *, salt: bytes = b"", extras: Sequence[Extra] = ()) -> Chain:
         """The chain of a prompt's whole blocks; see `kvstore.chain.chain_of_tokens`."""
         return chain_of_tokens(
-            token_ids, block_tokens=self.layout.block_tokens, salt=salt, extras=extras
+            token_ids,
+            block_tokens=self.layout.block_tokens,
+            salt=salt,
+            extras=extras,
+            keep_token_ids=self.store.keeps_token_ids,
         )
 
     def wrap(self, keys: Sequence[bytes], *, salt: bytes = b"") -> Chain:
@@ -237,6 +241,7 @@ class Cache:
             chain,
             start=start,
             retention=self.store.class_number(retain, otherwise=self.store.default_class),
+            keeps_token_ids=self.store.keeps_token_ids,
             spans=self._spans,
         )
 
@@ -309,7 +314,7 @@ class Cache:
         if row.count != 1:
             raise ValueError(f"a block has {self.layout.block_bytes} bytes, not {row.count} times")
         retention = self.store.class_number(retain, otherwise=self.store.default_class)
-        writer = _core.Writer(self.core, key, 0, retention, _core.WRITER_SINGLE, None)
+        writer = _core.Writer(self.core, key, 0, retention, _core.WRITER_SINGLE, None, None)
         address = row.address
         for layer, parts in enumerate(self.layout.parts_by_layer):
             if parts:

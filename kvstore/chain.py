@@ -30,17 +30,25 @@ class Chain:
     """Keys of consecutive blocks from block 0. Immutable; compares by its keys.
 
     len(chain) is the number of whole blocks, chain[i] the 32-byte key of block i, chain[:n] the
-    first n blocks. A chain always begins at block 0: other slices are a ValueError.
+    first n blocks. A chain always begins at block 0: other slices are a ValueError. token_ids: the
+    whole blocks' tokens, where the store keeps them; they are never part of what is compared.
     """
 
-    __slots__ = ("block_tokens", "extra_digests", "keys")
+    __slots__ = ("block_tokens", "extra_digests", "keys", "token_ids")
 
-    def __init__(self, keys: bytes, block_tokens: int, extra_digests: bytes | None = None) -> None:
+    def __init__(
+        self,
+        keys: bytes,
+        block_tokens: int,
+        extra_digests: bytes | None = None,
+        token_ids: npt.NDArray[np.int32] | None = None,
+    ) -> None:
         if len(keys) % KEY_BYTES:
             raise ValueError(f"keys are {KEY_BYTES} bytes each, {len(keys)} is not a multiple")
         self.keys = keys
         self.block_tokens = block_tokens
         self.extra_digests = extra_digests  # 32 bytes a block, zeros for none; None: no extras
+        self.token_ids = token_ids
 
     def __len__(self) -> int:
         return len(self.keys) // KEY_BYTES
@@ -55,7 +63,8 @@ class Chain:
             if start != 0 or step != 1:
                 raise ValueError("a chain begins at block 0: only chain[:n] is a chain")
             digests = self.extra_digests and self.extra_digests[: end * KEY_BYTES]
-            return Chain(self.keys[: end * KEY_BYTES], self.block_tokens, digests)
+            ids = None if self.token_ids is None else self.token_ids[: end * self.block_tokens]
+            return Chain(self.keys[: end * KEY_BYTES], self.block_tokens, digests, ids)
         if not -len(self) <= index < len(self):
             raise IndexError(f"the chain has {len(self)} blocks, no block {index}")
         at = index % len(self) * KEY_BYTES
@@ -90,19 +99,27 @@ class Chain:
 
 
 def chain_of_tokens(
-    token_ids: Any, *, block_tokens: int, salt: bytes = b"", extras: Sequence[Extra] = ()
+    token_ids: Any,
+    *,
+    block_tokens: int,
+    salt: bytes = b"",
+    extras: Sequence[Extra] = (),
+    keep_token_ids: bool = False,
 ) -> Chain:
     """The chain of floor(len(token_ids) / block_tokens) keys.
 
     token_ids: a sequence of ints, an array, or an integer numpy or torch (CPU) tensor, 1-d.
-    salt: isolates tenants. extras: (tag, token offset, bytes), in any order.
+    salt: isolates tenants. extras: (tag, token offset, bytes), in any order. keep_token_ids: the
+    chain holds a copy of its tokens (a caller may use his buffer again).
     ValueError: an id is negative or above 2**31 - 1, an offset is not within the tokens.
     """
     tokens = int32_tokens(token_ids)
     ordered = _ordered(extras, len(tokens))
     keys = _core.chain_keys(tokens, block_tokens, _salt(salt), ordered)
     digests = _extra_digests(ordered, block_tokens, len(keys) // KEY_BYTES) if ordered else None
-    return Chain(keys, block_tokens, digests)
+    whole = len(keys) // KEY_BYTES * block_tokens
+    kept = tokens[:whole].copy() if keep_token_ids else None
+    return Chain(keys, block_tokens, digests, kept)
 
 
 def chain_of_foreign(keys: Sequence[bytes], *, block_tokens: int, salt: bytes = b"") -> Chain:

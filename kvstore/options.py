@@ -35,6 +35,7 @@ class Options:
     min_age: float | str
     io_timeout: float | str
     scrub: int | str | None
+    keep_token_ids: bool
     testing: "Injection | None"
 
     def __post_init__(self) -> None:

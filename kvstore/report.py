@@ -172,13 +172,15 @@ class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """fallbacks: everything that is slower or weaker than it could be, in plain words."""
+    """fallbacks: everything that is slower or weaker than it could be, in plain words.
+    keeps_token_ids: what is put here can be read as text by whoever can read the roots."""
 
     build: BuildInfo
     pool: PoolInfo
     files: FilesInfo
     roots: list[RootInfo]
     fallbacks: list[str]
+    keeps_token_ids: bool
 
 
 def build_info(version: str) -> BuildInfo:
@@ -227,7 +229,7 @@ def latency_of(core: _core.Store) -> dict[str, StageLatency]:
     }
 
 
-def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
+def info_of(core: _core.Store, version: str, cuda_why: str, keeps_token_ids: bool) -> Info:
     raw = core.pool_info()
     pool = PoolInfo(
         bytes=raw["bytes"],
@@ -242,7 +244,14 @@ def info_of(core: _core.Store, version: str, cuda_why: str) -> Info:
     step_s = core.stats()["clock_step_s"]
     if step_s:
         fallbacks.append(clock_step_words(step_s))
-    return Info(build=build_info(version), pool=pool, files=files, roots=roots, fallbacks=fallbacks)
+    return Info(
+        build=build_info(version),
+        pool=pool,
+        files=files,
+        roots=roots,
+        fallbacks=fallbacks,
+        keeps_token_ids=keeps_token_ids,
+    )
 
 
 def clock_step_words(step_s: int) -> str:
@@ -344,5 +353,7 @@ def render(info: Info) -> str:
             + (", warming" if root.warming else "")
             + (f", {root.state.upper()}" if root.state != "up" else "")
         )
+    if info.keeps_token_ids:
+        lines.append("ids   token ids are kept on disk: prompts can be read there")
     lines += [f"note  {fallback}" for fallback in info.fallbacks]
     return "\n".join(lines)

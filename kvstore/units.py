@@ -5,6 +5,7 @@ bytes, a duration in seconds. Inside, sizes are integers of bytes and durations 
 """
 
 import re
+from datetime import datetime, timezone
 
 _SIZE_UNITS = {
     "": 1, "B": 1,
@@ -86,6 +87,13 @@ def format_duration(seconds: float) -> str:
         if abs(seconds) < below_s:
             return f"{seconds / unit_s:.{1 if unit == 'h' else 0}f} {unit}".replace(".0 ", " ")
     return f"{seconds / 86400:.1f} d".replace(".0 ", " ")
+
+
+def ago(time_s: float, now_s: float) -> str:
+    """ "on 2026-11-29 at 10:15:00Z (3.2 h ago)": the moment in UTC, and how far off it is."""
+    when = datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d at %H:%M:%SZ")
+    far = format_duration(abs(now_s - time_s))
+    return f"on {when} ({far} ago)" if time_s <= now_s else f"on {when} (in {far})"
 
 
 def _split(value: str, what: str, example: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ class Writer:
 
     def __init__(
         self, core_cache: _core.Cache, layout: Layout, bridges: Bridges, chain: Chain,
-        *, start: int, retention: int, spans: Spans,
+        *, start: int, retention: int, spans: Spans, keeps_token_ids: bool,
     ) -> None:  # fmt: skip
         self.chain = chain
         self.start = start
@@ -46,7 +46,10 @@ class Writer:
         self._bridges = bridges
         self._spans = spans
         self._final: WriterStats | None = None
-        self._core = _core.Writer(core_cache, chain.keys, start, retention, 0, chain.extra_digests)
+        self._keeps_token_ids = keeps_token_ids
+        self._core = _core.Writer(
+            core_cache, chain.keys, start, retention, 0, chain.extra_digests, self._ids_of(chain)
+        )
 
     @property
     def committed(self) -> bool:
@@ -82,8 +85,12 @@ class Writer:
         """
         if chain.block_tokens != self.chain.block_tokens or not chain.starts_with(self.chain):
             raise ValueError("the longer chain must begin with the writer's chain")
-        self._core.extend(chain.keys, chain.extra_digests)
+        self._core.extend(chain.keys, chain.extra_digests, self._ids_of(chain))
         self.chain = chain
+
+    def _ids_of(self, chain: Chain) -> Any:
+        """What the core may write to disk: nothing, unless this store was asked to keep ids."""
+        return chain.token_ids if self._keeps_token_ids else None
 
     async def commit(self, timeout: float | str | None = "60s") -> int:
         """Publishes in chain order up to the first extent lacking a cell; the number of blocks from

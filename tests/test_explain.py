@@ -19,7 +19,7 @@ from kvstore.chain import chain_of_tokens
 from kvstore.cli import main
 from kvstore.explain import Cause, Prompt, PromptError, explain, lint, read_prompt
 from kvstore.explain.align import common_prefix, hunks
-from kvstore.explain.prompt import prompt_of_json, prompt_of_text
+from kvstore.explain.prompt import pieces, prompt_of_ids, prompt_of_json, prompt_of_text
 from tests.support.mutations import MUTATIONS, Pair, real_requests
 
 SYSTEM = "You are a careful engineer. Read the file first, then answer in short sentences. " * 4
@@ -74,6 +74,63 @@ def test_a_begin_token_more_is_told_from_ids_alone() -> None:
     assert (told.cause, told.first_token, told.hit_tokens) == (Cause.TEMPLATE, 0, 0)
     assert told.recoverable_tokens == 200
     assert told.exact
+
+
+def test_ids_without_words_are_not_taken_for_counters() -> None:
+    ids = list(range(1000, 1200))
+    told = told_of(({"token_ids": ids}, {"token_ids": [*ids[:50], 1051, *ids[51:]]}))
+    assert (told.cause, told.first_token, told.recoverable_tokens) == (Cause.OTHER, 50, 149)
+
+
+def test_the_same_text_in_other_tokens_is_told_apart() -> None:
+    """As when generated ids are thrown away and the text is encoded again."""
+    text = [f"word{number} " for number in range(60)]
+    halves = [part for word in text for part in (word[:3], word[3:])]
+    vocabulary = [*text, *halves]
+
+    class Words:
+        def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+            return "".join(vocabulary[number] for number in ids)
+
+    whole = list(range(60))
+    split = [*whole[:20], 60 + 2 * 20, 60 + 2 * 20 + 1, *whole[21:]]
+    told = told_of_ids(whole, split, Words())
+    assert (told.cause, told.first_token) == (Cause.TOKENS, 20)
+    assert told.recoverable_tokens == 39
+
+
+def test_every_line_end_counts_as_one_difference() -> None:
+    text = "\n".join(f"line {number} of the file" for number in range(200))
+    told = told_of((text, text.replace("\n", "\r\n")))
+    assert (told.cause, told.further_differences) == (Cause.WHITESPACE, 0)
+    assert told.recoverable_tokens > told.b.tokens * 3 // 4
+
+
+def test_a_name_said_twice_counts_as_one_difference() -> None:
+    a, b = (f"You are helping {name}. {SYSTEM}Greet {name}! {SYSTEM}" for name in ("Ada", "Bob"))
+    told = told_of((a, b))
+    assert (told.cause, told.further_differences) == (Cause.NAME, 0)
+    assert told.recoverable_tokens > 2 * len(SYSTEM) // 4 - 8
+
+
+@pytest.mark.parametrize("stripped", [True, False])
+def test_the_text_of_ids_is_whole(stripped: bool) -> None:
+    """Characters that several ids make together, and spaces that decoders strip at a beginning."""
+    text = "Zo\u00eb \U0001f600 \u4f60\u597d and so on"
+    data = text.encode()
+
+    class Bytes:
+        def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+            found = bytes(ids).decode(errors="replace")
+            return found.removeprefix(" ") if stripped else found
+
+    assert "".join(pieces(list(data), Bytes())) == text
+
+
+def told_of_ids(one: list[int], other: list[int], tokenizer: Any) -> Any:
+    return explain(
+        *(prompt_of_ids(ids, name, tokenizer) for ids, name in ((one, "a"), (other, "b")))
+    )
 
 
 def test_the_salt_itself_is_never_shown() -> None:

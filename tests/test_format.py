@@ -73,6 +73,7 @@ def test_a_golden_extent_is_read_as_it_was_made(name: str) -> None:
     assert [b"".join(row) for row in read.cells] == list(made.cells)
     assert read.keys == list(made.keys)
     assert read.extras == (None if made.extras is None else list(made.extras))
+    assert read.token_ids == (None if made.token_ids is None else list(made.token_ids))
     assert (read.fingerprint, read.parent, read.start, read.block_tokens) == (
         made.fingerprint, made.parent, made.start, made.block_tokens,
     )  # fmt: skip

@@ -4,11 +4,12 @@ Not a general diff: prefix caches care for the first difference only, and for wh
 found had it not been there. Cost: linear in the texts, but for slices that Python compares in C.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 ANCHOR = 24  # characters that must agree before two texts count as together again
+ANCHOR_IDS = 6  # the same of token ids
 REACH = 200_000  # how far behind a difference is looked
 
 
@@ -37,7 +38,16 @@ def common_prefix(a: str, b: str, a_from: int = 0, b_from: int = 0) -> int:
     return good
 
 
-def hunks(a: str, b: str) -> Iterator[Hunk]:
+def id_hunks(a: Sequence[int], b: Sequence[int]) -> Iterator[Hunk]:
+    """The same of token ids: each becomes a letter of its own."""
+    letters: dict[int, str] = {}
+    one, other = (
+        "".join([letters.setdefault(number, chr(len(letters))) for number in ids]) for ids in (a, b)
+    )
+    return hunks(one, other, anchor=ANCHOR_IDS)
+
+
+def hunks(a: str, b: str, *, anchor: int = ANCHOR) -> Iterator[Hunk]:
     """Differences in order. The last one may reach the end of one text or both."""
     a_at = b_at = 0
     while True:
@@ -45,18 +55,18 @@ def hunks(a: str, b: str) -> Iterator[Hunk]:
         a_at, b_at = a_at + same, b_at + same
         if a_at == len(a) and b_at == len(b):
             return
-        hunk = _meet_again(a, b, a_at, b_at)
+        hunk = _meet_again(a, b, a_at, b_at, anchor)
         yield hunk
         a_at, b_at = hunk.a_end, hunk.b_end
 
 
-def _meet_again(a: str, b: str, a_at: int, b_at: int) -> Hunk:
-    """The nearest place behind (a_at, b_at) from which both go on alike for ANCHOR characters."""
+def _meet_again(a: str, b: str, a_at: int, b_at: int, anchor: int) -> Hunk:
+    """The nearest place behind (a_at, b_at) from which both go on alike for `anchor` characters."""
     seen_a: dict[str, int] = {}
     seen_b: dict[str, int] = {}
     reach = min(REACH, max(len(a) - a_at, len(b) - b_at))
     for step in range(reach):
-        piece_a, piece_b = _anchor(a, a_at + step), _anchor(b, b_at + step)
+        piece_a, piece_b = _piece(a, a_at + step, anchor), _piece(b, b_at + step, anchor)
         if piece_a:
             seen_a.setdefault(piece_a, step)
         if piece_b:
@@ -68,10 +78,10 @@ def _meet_again(a: str, b: str, a_at: int, b_at: int) -> Hunk:
     return Hunk(a_at, len(a), b_at, len(b))
 
 
-def _anchor(text: str, at: int) -> str:
-    """ANCHOR characters from `at`; "" when fewer are left, or when they are all alike (padding)."""
-    piece = text[at : at + ANCHOR]
-    return piece if len(piece) == ANCHOR and len(set(piece)) > 4 else ""
+def _piece(text: str, at: int, anchor: int) -> str:
+    """That many characters from `at`; "" when fewer are left, or nearly all alike (padding)."""
+    piece = text[at : at + anchor]
+    return piece if len(piece) == anchor and len(set(piece)) > anchor // 6 else ""
 
 
 def _trimmed(a: str, b: str, hunk: Hunk) -> Hunk:

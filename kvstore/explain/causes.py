@@ -13,7 +13,7 @@ import msgspec
 from kvstore.explain import structure, words
 from kvstore.explain.align import Hunk
 from kvstore.explain.prompt import Prompt
-from kvstore.explain.scene import Scene, scene_of
+from kvstore.explain.scene import AROUND, Scene, scene_of
 
 
 class Cause(str, Enum):
@@ -38,7 +38,15 @@ class Cause(str, Enum):
     NAME = "user-name"
     COUNTER = "counter"
     SYSTEM = "system-edited"
+    TOKENS = "tokenization"
     OTHER = "content"
+    STORED = "stored"
+    SHORT = "shorter-than-a-block"
+    EXPIRED = "expired"
+    EVICTED = "evicted"
+    DELETED = "deleted"
+    QUARANTINED = "quarantined"
+    NEVER = "never-stored"
 
 
 ADVICE = {
@@ -61,6 +69,14 @@ ADVICE = {
     Cause.NAME: "Move the user's name out of the shared beginning, into the first user message.",
     Cause.COUNTER: "Move counters and turn numbers to the end, or leave them out.",
     Cause.SYSTEM: "The system prompt was edited: expected once per release, a leak when frequent.",
+    Cause.TOKENS: "Hand token ids on as they were generated, or encode the whole text anew always.",
+    Cause.STORED: "Nothing to do: every whole block is stored.",
+    Cause.SHORT: "Nothing to do: only whole blocks are stored. Smaller blocks would store more.",
+    Cause.EXPIRED: "Put it with a retention class that lives longer, or ask for it more often.",
+    Cause.EVICTED: "Give the store more capacity; kvstore replay tells how much would be enough.",
+    Cause.DELETED: "Somebody deleted it: see who calls delete.",
+    Cause.QUARANTINED: "Look at the device (dmesg, SMART), then at kvstore quarantine and fsck.",
+    Cause.NEVER: "Nothing to do for a new prompt. Else see that its writer commits.",
     Cause.OTHER: "Put what varies (retrieved text, user input) behind what stays.",
 }
 
@@ -72,22 +88,38 @@ class Verdict(msgspec.Struct, frozen=True):
     evidence: str
 
 
-def cause_of(a: Prompt, b: Prompt, hunk: Hunk | None) -> Verdict:
-    """hunk: the first difference; None when there is none."""
+def cause_of(a: Prompt, b: Prompt, hunk: Hunk | None, token: int) -> Verdict:
+    """hunk: the first difference of the texts; None when there is none. token: the first of the
+    tokens."""
     for word in ("model", "layout", "lora", "salt"):
         mine, theirs = a.identity.get(word), b.identity.get(word)
         if mine != theirs:
             shown = "" if word == "salt" else f": {mine!r} and {theirs!r}"
             return Verdict(Cause(word), f"the {word} differs{shown}")
+    if _split_otherwise(a, b, hunk, token):
+        return Verdict(Cause.TOKENS, "the same text, split into other tokens")
     if hunk is None:
         return Verdict(Cause.SAME, "no token differs")
     scene = scene_of(a, b, hunk)
     if hunk.a_start == len(a.text) or hunk.b_start == len(b.text):
         return _at_an_end(scene)
-    for cause, test in _TESTS:
+    for cause, test in _ID_TESTS if _are_ids(a, b) else _TESTS:
         if evidence := test(scene):
             return Verdict(cause, evidence)
     return Verdict(Cause.OTHER, "no pattern is known for this difference")
+
+
+def _split_otherwise(a: Prompt, b: Prompt, hunk: Hunk | None, token: int) -> bool:
+    """The first tokens that differ stand in text that agrees well past them."""
+    if a.ids is None or b.ids is None or token >= min(len(a.ids), len(b.ids)):
+        return False
+    reach = max(a.ends[token], b.ends[token]) + AROUND
+    return hunk is None or min(hunk.a_start, hunk.b_start) > reach
+
+
+def _are_ids(a: Prompt, b: Prompt) -> bool:
+    """Numbers stand for words there: what words tell they do not."""
+    return any(one.kind == "ids" for prompt in (a, b) for one in prompt.segments[:1])
 
 
 def _at_an_end(scene: Scene) -> Verdict:
@@ -113,3 +145,4 @@ _TESTS: tuple[tuple[Cause, Callable[[Scene], str | None]], ...] = (
     (Cause.COUNTER, words.counter),
     (Cause.SYSTEM, words.system),
 )
+_ID_TESTS = tuple(one for one in _TESTS if one[0] in (Cause.TEMPLATE, Cause.TRUNCATED))

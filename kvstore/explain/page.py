@@ -4,6 +4,7 @@ from html import escape
 
 from kvstore.explain.compare import Explanation, Side
 from kvstore.explain.lint import Lint
+from kvstore.explain.store import Answer, StoreExplanation
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -37,6 +38,37 @@ def lint_page(told: Lint) -> str:
     worst = "".join(_explanation(loss.worst) for loss in told.losses)
     unread = "".join(f"<p class=dim>not read: {escape(why)}" for why in told.unreadable)
     return _document("What these prompts lose", head + worst + unread)
+
+
+def store_page(told: StoreExplanation) -> str:
+    """Of a prompt and the roots of a store: each namespace, what serves most first."""
+    head = (
+        f"<p>{escape(told.prompt)}, {told.tokens:,} tokens, in {escape(', '.join(told.roots))}"
+        + ("" if told.answers else "<p>There is nothing in these roots.")
+    )
+    return _document("Why this prompt missed", head + "".join(map(_answer, told.answers)))
+
+
+def _answer(answer: Answer) -> str:
+    facts = [
+        ("cause", f"{answer.cause.value}: {answer.evidence}"),
+        ("advice", answer.advice),
+        (
+            "hit",
+            f"{answer.hit_tokens:,} tokens, {answer.hit_blocks:,} of {answer.blocks:,} whole blocks"
+            f" of {answer.block_tokens:,}; {answer.missed_tokens:,} tokens are computed",
+        ),
+        ("would hit if fixed", f"{answer.lost_tokens:,} tokens more"),
+    ]
+    if answer.first_token is not None and answer.end_token is not None:
+        where = f"{answer.first_token:,} to {answer.end_token - 1:,}"
+        facts.append(("first tokens that miss", f"{where} (block {answer.hit_blocks:,})"))
+    rows = "".join(f"<tr><td class=dim>{name}<td>{escape(value)}</tr>" for name, value in facts)
+    sides = ""
+    if answer.difference:
+        sides = _side(answer.difference.a, "del") + _side(answer.difference.b, "ins")
+    name = f"{answer.model or 'unknown model'} ({answer.namespace})"
+    return f"<h2>{escape(name)}</h2><table>{rows}</table>{sides}"
 
 
 def _explanation(told: Explanation) -> str:

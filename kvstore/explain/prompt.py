@@ -18,10 +18,11 @@ from typing import Any, Protocol
 import msgspec
 
 IDENTITY = ("model", "layout", "lora", "salt")
+LONGEST_CHARACTER = 8  # in ids that make it together
 CHARACTERS_A_TOKEN = 4  # an estimate for English and code, used only without a tokenizer
 _ROLES = "system|user|assistant|tool|developer|human"
 _TURN = re.compile(
-    rf"<\|(?:im_start\|>)?({_ROLES})\|?>?\n|^#{{2,3}} ({_ROLES}):?\n|^({_ROLES}): ",
+    rf"<\|(?:im_start\|>)?({_ROLES})\|?>?\n|^#{{2,3}} ({_ROLES}):?\n|^\[?({_ROLES})(?:: |\]\n)",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -116,7 +117,7 @@ def prompt_of_json(value: Any, *, name: str, tokenizer: Tokenizer | None = None)
         facts = {"messages": value}
     identity = {word: str(facts[word]) for word in IDENTITY if facts.get(word) is not None}
     if isinstance(facts.get("token_ids"), list):
-        made = _prompt_of_ids(facts["token_ids"], name, tokenizer)
+        made = prompt_of_ids(facts["token_ids"], name, tokenizer)
     elif isinstance(facts.get("messages"), list):
         made = _prompt_of_messages(facts["messages"], facts.get("tools") or [], name, tokenizer)
     elif isinstance(facts.get("prompt"), str):
@@ -157,19 +158,36 @@ def _tokenized(prompt: Prompt, tokenizer: Tokenizer | None) -> Prompt:
     return msgspec.structs.replace(prompt, ids=tuple(encoding.ids), ends=ends)
 
 
-def _prompt_of_ids(ids: Sequence[Any], name: str, tokenizer: Tokenizer | None) -> Prompt:
+def prompt_of_ids(ids: Sequence[Any], name: str, tokenizer: Tokenizer | None) -> Prompt:
     """Text of each id; without a tokenizer the id itself, so that the rest need not know."""
     if not all(isinstance(one, int) and one >= 0 for one in ids):
         raise PromptError(f"{name}: token_ids must be whole numbers, none negative")
-    words, ends, at = [], [], 0
-    for one in ids:
-        word = tokenizer.decode([one], skip_special_tokens=False) if tokenizer else f"{one} "
-        words.append(word)
+    ends, at = [], 0
+    words = pieces(ids, tokenizer) if tokenizer else [f"{one} " for one in ids]
+    for word in words:
         at += len(word)
         ends.append(at)
     text = "".join(words)
-    segment = Segment("token_ids", "text" if tokenizer else "ids", 0, len(text))
-    return Prompt(name=name, text=text, segments=(segment,), ids=tuple(ids), ends=tuple(ends))
+    if tokenizer:
+        made = prompt_of_text(text, name=name)
+    else:
+        made = Prompt(name=name, text=text, segments=(Segment("token_ids", "ids", 0, len(text)),))
+    return msgspec.structs.replace(made, ids=tuple(ids), ends=tuple(ends))
+
+
+def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """Text of each id. What an id alone does not say is seen in what it adds to the ids before it:
+    a space that decoders strip at a beginning, a character that several ids make together (the
+    last of them has it)."""
+    found, start, told = [], 0, 0  # ids[start:told] are decoded again: what came before
+    for end in range(1, len(ids) + 1):
+        before = tokenizer.decode(list(ids[start:told]), skip_special_tokens=False)
+        now = tokenizer.decode(list(ids[start:end]), skip_special_tokens=False)
+        whole = not now.endswith("\ufffd") or end - told > LONGEST_CHARACTER
+        found.append(now[len(before) :] if whole else "")
+        if whole:
+            start, told = told, end
+    return found
 
 
 def _prompt_of_messages(

@@ -2,6 +2,7 @@
 
 from kvstore.explain.compare import Explanation, Side
 from kvstore.explain.lint import Lint
+from kvstore.explain.store import Answer, StoreExplanation
 
 
 def render(told: Explanation) -> str:
@@ -63,3 +64,46 @@ def render_lint(told: Lint) -> str:
         lines.append("nothing is lost: every request begins with all it has in common with another")
     lines += [f"not read: {why}" for why in told.unreadable]
     return "\n".join(lines)
+
+
+def render_store(told: StoreExplanation) -> str:
+    lines = [f"prompt   {told.prompt}, {told.tokens:,} tokens, in {', '.join(told.roots)}"]
+    if not told.answers:
+        lines.append("cause    never-stored: there is nothing in these roots")
+    for number, answer in enumerate(told.answers):
+        lines += ["", *_answer(answer)] if number == 0 else [_other(answer)]
+    return "\n".join(lines)
+
+
+def _answer(answer: Answer) -> list[str]:
+    size = answer.block_tokens
+    lines = [
+        f"layout   {answer.model or 'unknown model'} ({answer.namespace}), blocks of {size} tokens,"
+        f" {answer.extents:,} extents",
+        f"cause    {answer.cause.value}: {answer.evidence}",
+        f"advice   {answer.advice}",
+    ]
+    if answer.first_token is not None and answer.end_token is not None:
+        where = f"token {answer.first_token:,}"
+        if answer.end_token > answer.first_token + 1:
+            where = f"tokens {answer.first_token:,} to {answer.end_token - 1:,}"
+        lines.append(f"first    block that misses {answer.hit_blocks:,}: {where}, key {answer.key}")
+    lines.append(
+        f"hit      {answer.hit_tokens:,} tokens, {answer.hit_blocks:,} of {answer.blocks:,} whole"
+        f" blocks; {answer.missed_tokens:,} tokens are computed"
+    )
+    if answer.lost_tokens:
+        worth = f", worth ${answer.saved_if_fixed:.6f} a request" if answer.saved_if_fixed else ""
+        lines.append(f"fixed    {answer.lost_tokens:,} tokens more would hit{worth}")
+    if answer.siblings:
+        lines.append(f"beside   {answer.siblings:,} stored prompts go on differently there")
+    if answer.difference:
+        lines += [*_side("A", answer.difference.a), *_side("B", answer.difference.b)]
+    return lines
+
+
+def _other(answer: Answer) -> str:
+    return (
+        f"         under {answer.model or 'unknown model'} ({answer.namespace}):"
+        f" {answer.hit_tokens:,} tokens hit; {answer.cause.value}: {answer.evidence}"
+    )

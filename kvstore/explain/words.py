@@ -9,26 +9,36 @@ from kvstore.explain.scene import AROUND, Scene
 
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 UUID = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
-ID = re.compile(r"[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")
 ID = re.compile(
     r"\b(?:req|request|call|trace|sess|session|msg|run|thread|id)[\w-]*[_:=-]\s*[\w-]{6,}"
     r"|\b(?=[\w-]*\d)(?=[\w-]*[a-zA-Z])[\w-]{16,}",
     re.IGNORECASE,
 )
-TIME = re.compile(r"(?<!\d)\d{1,2}:\d{2}(?::\d{2})?|\b1\d{9}(?:\d{3})?\b")
+TIME = re.compile(
+    r"(?<!\d)\d{1,2}:\d{2}(?::\d{2})?(?: ?[ap]\.?m\b)?|(?<!\d)\d{1,2}\.\d{2} ?[ap]\.?m\b"
+    r"|(?<![\d.])\d{1,2}h\d{2}(?!\d)|\b\d{8}T\d{4,6}|\b1\d{9}(?:\d{3}|\.\d+)?\b",
+    re.IGNORECASE,
+)
 DATE = re.compile(
     rf"\b\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}|\b\d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{2,4}}"
-    rf"|{_MONTH}\.? \d{{1,2}}(?:st|nd|rd|th)?,? ?\d{{0,4}}|\d{{1,2}}\.? {_MONTH}"
-    rf"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+    rf"|{_MONTH}\.? \d{{1,2}}(?:st|nd|rd|th)?,? ?\d{{0,4}}"
+    rf"|\d{{1,2}}(?:st|nd|rd|th)?\.?(?: of)? {_MONTH}"
+    r"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|\d{4}\u5e74\d{1,2}\u6708(?:\d{1,2}\u65e5)?"
+    r"|\b(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\b"
 )
 _NAME_LEAD = re.compile(
     r"(?:\bname\b|\buser(?:name)?\b|\bcustomer\b|\baccount\b|\bassist(?:ing)?\b|\bhello\b|\bhi\b"
     r"|\bdear\b|\bsigned in as\b|\bhelping\b|\bto help\b|\bserving\b|@)[^\n]{0,24}\Z",
     re.IGNORECASE,
 )
-_NAME = re.compile(
-    r"[^\W\d_][\w.+-]*@[\w.-]+|[A-Z][\w'.-]*(?: [A-Z][\w'.-]*){0,3}|[a-z][\w.-]{1,30}"
+# After these even a word in lower case is one: user=ada, "name": "ada", signed in as ada.
+_NAME_SAID = re.compile(
+    r"(?:(?:\bname|\buser(?:[ _]?(?:name|id))?|\bcustomer|\baccount)\W{0,2}[:=@]\W{0,3}"
+    r"|\bname is |\b(?:signed|logged) in as |\bhello,? |\bhi,? |\bdear |@)\Z",
+    re.IGNORECASE,
 )
+_NAME_WORD = r"[^\W\d_][^\s\d,;:!?()\[\]{}<>\"/\\|=#*`]*"
+_NAME = re.compile(rf"[^\W\d_][\w.+-]*@[\w.-]+|{_NAME_WORD}(?: {_NAME_WORD}){{0,3}}")
 _COUNT_LEAD = re.compile(
     r"(?:\bturn|\bstep|\battempt|\bround|\brequest|\bmessage|\bcount(?:er)?|\bn(?:o|umber)\b|#"
     r"|\biteration|\bremaining|\bof|\bused|:|=|\bconversation)\W{0,3}\Z",
@@ -60,32 +70,35 @@ def by(pattern: re.Pattern[str]) -> Callable[[Scene], str | None]:
 
 
 def counter(scene: Scene) -> str | None:
-    one, other = scene.words()
-    number = re.compile(r"\D*?(\d{1,9})\D*")
-    mine, theirs = number.fullmatch(one), number.fullmatch(other)
-    if not mine or not theirs:
+    """Whole numbers, also in the middle of a word: run_7, step3of9."""
+    head = re.search(r"\d*\Z", scene.before)
+    tail = re.match(r"\d*", scene.after)
+    left, right = head.group() if head else "", tail.group() if tail else ""
+    one, other = left + scene.removed + right, left + scene.added + right
+    if not all(number.isascii() and number.isdigit() for number in (one, other)):
         return None
-    lead = scene.before[: len(scene.before) - _digits_before(scene)]
-    if _COUNT_LEAD.search(lead) or abs(int(mine.group(1)) - int(theirs.group(1))) <= 100:
-        return f"{mine.group(1)} became {theirs.group(1)}"
+    if max(len(one), len(other)) > 9:
+        return None
+    lead = scene.before[: len(scene.before) - len(left)]
+    if _COUNT_LEAD.search(lead) or abs(int(one) - int(other)) <= 100:
+        return f"{one} became {other}"
     return None
-
-
-def _digits_before(scene: Scene) -> int:
-    return len(scene.before) - len(scene.before.rstrip("0123456789"))
 
 
 def name(scene: Scene) -> str | None:
-    one, other = scene.words()
+    one, other = (word.strip(" .,;") for word in scene.words())
     lead = re.sub(r"[\w:.+/-]*\Z", "", scene.before)
-    short = max(len(one), len(other)) <= 60 and "\n" not in one + other
-    if not (short and one and other):
+    if max(len(one), len(other)) > 60 or not all(map(_NAME.fullmatch, (one, other))):
         return None
-    if _NAME_LEAD.search(lead) and all(
-        _NAME.fullmatch(word.strip(" .,;")) for word in (one, other)
-    ):
+    said = _NAME_SAID.search(lead)
+    if said or (_NAME_LEAD.search(lead) and _capital(one) and _capital(other)):
         return f"{one!r} became {other!r}"
     return None
+
+
+def _capital(words: str) -> bool:
+    """One of the words begins as names do, or is an address; scripts without capitals may be."""
+    return any(not word[0].islower() or "@" in word for word in words.split())
 
 
 def system(scene: Scene) -> str | None:

@@ -187,7 +187,7 @@ static int writer_life(struct worker *worker, uint32_t side)
     struct kvs_ticket *puts[LAYERS], *commit;
     uint32_t put_count = 0;
     uint64_t count = 1 + pick(worker, BLOCKS);
-    int error = kvs_writer_open(life->caches[side], keys, count, 0, -1, 0, NULL, &writer);
+    int error = kvs_writer_open(life->caches[side], keys, count, 0, -1, 0, NULL, NULL, &writer);
     if (error) {
         return error;
     }

@@ -75,12 +75,12 @@ static void *putter(void *argument)
         struct kvs_writer *writer;
         struct kvs_ticket *commit;
         uint64_t known = pick(worker, 2) ? count : 1 + pick(worker, (uint32_t)count);
-        assert(kvs_writer_open(stress->cache, keys, known, 0, class, 0, NULL, &writer) == 0);
+        assert(kvs_writer_open(stress->cache, keys, known, 0, class, 0, NULL, NULL, &writer) == 0);
         uint32_t turn = pick(worker, LAYERS), whole = LAYERS - (pick(worker, 8) == 0);
         for (uint32_t i = 0; i < whole; i++) {
             put_layer(writer, keys, 0, known, (i + turn) % LAYERS, memory);
             if (i == 0 && known < count) { /* while the first files are being made */
-                assert(kvs_writer_extend(writer, keys, count, NULL) == 0);
+                assert(kvs_writer_extend(writer, keys, count, NULL, NULL) == 0);
             }
         }
         for (uint32_t i = 0; i < whole; i++) {

@@ -47,7 +47,7 @@ static int64_t put(struct stress *stress, const struct kvs_key *keys, uint8_t *m
 {
     struct kvs_writer *writer;
     struct kvs_ticket *ticket;
-    assert(kvs_writer_open(stress->cache, keys, BLOCKS, 0, -1, 0, NULL, &writer) == 0);
+    assert(kvs_writer_open(stress->cache, keys, BLOCKS, 0, -1, 0, NULL, NULL, &writer) == 0);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         if (cell_bytes[layer] == 0) {
             continue;

@@ -22,12 +22,15 @@ struct sample {
     uint64_t *checksums;
     struct kvs_key extras[KVS_FORMAT_BLOCKS_MAX];
     int with_extras;
+    int32_t *token_ids; /* NULL: none */
     uint8_t *bytes;
 };
 
+enum { TOKENS = 64 }; /* a block */
+
 /* `empty_step`: every so many layers one has no cells; 0: none. */
 static struct sample *make_sample(uint32_t layers, uint32_t cell_bytes, uint32_t empty_step,
-                                  uint32_t blocks, int with_extras, uint64_t *state)
+                                  uint32_t blocks, int with_extras, int with_ids, uint64_t *state)
 {
     struct sample *sample = calloc(1, sizeof(*sample));
     CHECK(sample);
@@ -38,9 +41,10 @@ static struct sample *make_sample(uint32_t layers, uint32_t cell_bytes, uint32_t
     }
     header->layer_count = layers;
     header->block_count = blocks;
-    header->block_tokens = 64;
+    header->block_tokens = TOKENS;
     CHECK(kvs_format_geometry(layers, sample->cell_bytes, blocks, with_extras,
-                              &header->header_bytes, sample->offsets, &header->file_bytes) == 0);
+                              with_ids ? TOKENS : 0, &header->header_bytes, sample->offsets,
+                              &header->file_bytes) == 0);
     fill(header->fingerprint, sizeof(header->fingerprint), state);
     fill(&header->parent, sizeof(header->parent), state);
     header->parent_known = 1;
@@ -51,19 +55,25 @@ static struct sample *make_sample(uint32_t layers, uint32_t cell_bytes, uint32_t
     fill(header->keys, blocks * sizeof(struct kvs_key), state);
     fill(sample->extras, blocks * sizeof(struct kvs_key), state);
     sample->with_extras = with_extras;
+    if (with_ids) {
+        sample->token_ids = malloc(blocks * TOKENS * sizeof(*sample->token_ids));
+        CHECK(sample->token_ids);
+        fill(sample->token_ids, blocks * TOKENS * sizeof(*sample->token_ids), state);
+    }
     size_t checksum_bytes = (size_t)layers * blocks * sizeof(uint64_t);
     sample->checksums = malloc(checksum_bytes);
     sample->bytes = malloc(header->header_bytes);
     CHECK(sample->checksums && sample->bytes);
     fill(sample->checksums, checksum_bytes, state);
     kvs_format_encode(header, sample->cell_bytes, sample->checksums,
-                      with_extras ? sample->extras : NULL, sample->bytes);
+                      with_extras ? sample->extras : NULL, sample->token_ids, sample->bytes);
     return sample;
 }
 
 static void free_sample(struct sample *sample)
 {
     free(sample->checksums);
+    free(sample->token_ids);
     free(sample->bytes);
     free(sample);
 }
@@ -103,6 +113,9 @@ static void expect_round_trip(const struct sample *sample)
     CHECK(memcmp(cell_bytes, sample->cell_bytes, in->layer_count * sizeof(*cell_bytes)) == 0);
     CHECK(memcmp(checksums, sample->checksums, cells * sizeof(*checksums)) == 0);
     CHECK(kvs_format_decode_rest(sample->bytes, &out, NULL, NULL) == KVS_VERDICT_GOOD);
+    const void *ids = kvs_format_section(sample->bytes, KVS_SECTION_TOKEN_IDS);
+    CHECK((ids == NULL) == (sample->token_ids == NULL));
+    CHECK(!ids || memcmp(ids, sample->token_ids, in->block_count * TOKENS * sizeof(int32_t)) == 0);
     free(cell_bytes);
     free(checksums);
 }
@@ -134,10 +147,10 @@ static void test_round_trips_of_real_geometries(uint64_t *state)
         {1024, UINT32_MAX, 3, 64},
     };
     for (size_t i = 0; i < sizeof(GEOMETRIES) / sizeof(GEOMETRIES[0]); i++) {
-        for (int with_extras = 0; with_extras < 2; with_extras++) {
-            struct sample *sample =
-                make_sample(GEOMETRIES[i].layers, GEOMETRIES[i].cell_bytes,
-                            GEOMETRIES[i].empty_step, GEOMETRIES[i].blocks, with_extras, state);
+        for (int with = 0; with < 4; with++) { /* extras, token ids */
+            struct sample *sample = make_sample(GEOMETRIES[i].layers, GEOMETRIES[i].cell_bytes,
+                                                GEOMETRIES[i].empty_step, GEOMETRIES[i].blocks,
+                                                with & 1, with / 2, state);
             expect_round_trip(sample);
             expect_regions_in_order(sample);
             free_sample(sample);
@@ -147,12 +160,13 @@ static void test_round_trips_of_real_geometries(uint64_t *state)
 
 static void test_unknown_parent_and_start_survive(uint64_t *state)
 {
-    struct sample *sample = make_sample(2, 4096, 0, 1, 0, state);
+    struct sample *sample = make_sample(2, 4096, 0, 1, 0, 0, state);
     memset(&sample->header.parent, 0, sizeof(sample->header.parent));
     sample->header.parent_known = 0;
     sample->header.start = KVS_FORMAT_START_UNKNOWN;
     memcpy(sample->header.class_name, "sixteen-letters!", 16);
-    kvs_format_encode(&sample->header, sample->cell_bytes, sample->checksums, NULL, sample->bytes);
+    kvs_format_encode(&sample->header, sample->cell_bytes, sample->checksums, NULL, NULL,
+                      sample->bytes);
     expect_round_trip(sample);
     free_sample(sample);
 }
@@ -162,11 +176,16 @@ static void test_sizes_past_a_limit_are_refused(void)
     uint32_t cells[KVS_FORMAT_LAYERS_MAX + 1] = {0};
     uint32_t header_bytes;
     uint64_t file_bytes;
-    CHECK(kvs_format_geometry(0, cells, 1, 0, &header_bytes, NULL, &file_bytes) == -EINVAL);
-    CHECK(kvs_format_geometry(1, cells, 0, 0, &header_bytes, NULL, &file_bytes) == -EINVAL);
-    CHECK(kvs_format_geometry(1025, cells, 1, 0, &header_bytes, NULL, &file_bytes) == -EINVAL);
-    CHECK(kvs_format_geometry(1, cells, 65, 0, &header_bytes, NULL, &file_bytes) == -EINVAL);
-    CHECK(kvs_format_geometry(1024, cells, 64, 1, &header_bytes, NULL, &file_bytes) == 0);
+    CHECK(kvs_format_geometry(0, cells, 1, 0, 0, &header_bytes, NULL, &file_bytes) == -EINVAL);
+    CHECK(kvs_format_geometry(1, cells, 0, 0, 0, &header_bytes, NULL, &file_bytes) == -EINVAL);
+    CHECK(kvs_format_geometry(1025, cells, 1, 0, 0, &header_bytes, NULL, &file_bytes) == -EINVAL);
+    CHECK(kvs_format_geometry(1, cells, 65, 0, 0, &header_bytes, NULL, &file_bytes) == -EINVAL);
+    CHECK(kvs_format_geometry(1, cells, 1, 0, KVS_BLOCK_TOKENS_MAX + 1, &header_bytes, NULL,
+                              &file_bytes) == -EINVAL);
+    /* Ids alone can make a header too long: the limit is what a reader may rely on. */
+    CHECK(kvs_format_geometry(1, cells, 64, 0, 4096, &header_bytes, NULL, &file_bytes) == -EINVAL);
+    CHECK(kvs_format_geometry(1, cells, 63, 0, 4096, &header_bytes, NULL, &file_bytes) == 0);
+    CHECK(kvs_format_geometry(1024, cells, 64, 1, 0, &header_bytes, NULL, &file_bytes) == 0);
     CHECK(header_bytes <= KVS_FORMAT_HEADER_MAX && file_bytes == header_bytes);
 }
 
@@ -211,7 +230,7 @@ static void test_every_flipped_bit_is_caught(const struct sample *sample)
 
 static void test_flipped_bits_of_the_largest_header_are_caught(uint64_t *state)
 {
-    struct sample *sample = make_sample(1024, 4096, 0, 64, 1, state);
+    struct sample *sample = make_sample(1024, 4096, 0, 64, 1, 1, state);
     uint32_t bytes = sample->header.header_bytes;
     for (int i = 0; i < 300; i++) {
         expect_flip_caught(sample->bytes, bytes, next_random(state) % ((uint64_t)bytes * 8));
@@ -246,7 +265,7 @@ static void test_a_file_length_that_cells_contradict_is_malformed(const struct s
     CHECK(copy);
     header.file_bytes += 4096;
     kvs_format_encode(&header, sample->cell_bytes, sample->checksums,
-                      sample->with_extras ? sample->extras : NULL, copy);
+                      sample->with_extras ? sample->extras : NULL, sample->token_ids, copy);
     CHECK(kvs_format_decode_page(copy, header.header_bytes, &header) == KVS_VERDICT_GOOD);
     CHECK(kvs_format_decode_rest(copy, &header, NULL, NULL) == KVS_VERDICT_MALFORMED);
     /* Another extent's page than the one decoded before. */
@@ -343,6 +362,8 @@ static void test_tables_that_contradict_themselves_are_malformed(const struct sa
     free(copy);
     copy = with_section(sample, KVS_SECTION_EXTRAS, 0, blocks * 32, &length); /* a second one */
     expect_malformed(copy, length);
+    copy = with_section(sample, KVS_SECTION_TOKEN_IDS, 0, blocks * TOKENS * 4, &length);
+    expect_malformed(copy, length); /* again a second one */
     copy = with_section(sample, 0, 0, 0, &length);
     expect_malformed(copy, length);
     copy = with_section(sample, 900, 0, 100, &length);
@@ -361,7 +382,7 @@ int main(void)
     test_flipped_bits_of_the_largest_header_are_caught(&state);
     /* One whose sections end in the first page, and one whose checksums need a second. */
     for (uint32_t layers = 3; layers <= 40; layers += 37) {
-        struct sample *sample = make_sample(layers, 2304, 3, 16, 1, &state);
+        struct sample *sample = make_sample(layers, 2304, 3, 16, 1, 1, &state);
         test_every_truncated_length_is_caught(sample);
         test_every_flipped_bit_is_caught(sample);
         test_damage_gets_its_name(sample);

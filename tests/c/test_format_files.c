@@ -45,7 +45,7 @@ static void expect_cells_match(const struct file *file, const struct kvs_extent_
 
 /* Decodes a golden file, checks every cell, and (no sections of the future) encodes the header
  * again to the same bytes. */
-static struct kvs_extent_header expect_golden(const struct file *file, int has_extras,
+static struct kvs_extent_header expect_golden(const struct file *file, int has_extras, int has_ids,
                                               int can_encode)
 {
     static uint32_t cell_bytes[KVS_FORMAT_LAYERS_MAX];
@@ -59,20 +59,27 @@ static struct kvs_extent_header expect_golden(const struct file *file, int has_e
     CHECK(kvs_format_decode_rest(file->bytes, &header, cell_bytes, checksums) == KVS_VERDICT_GOOD);
     if (can_encode) {
         CHECK(kvs_format_geometry(header.layer_count, cell_bytes, header.block_count, has_extras,
-                                  &header_bytes, offsets, &file_bytes) == 0);
+                                  has_ids ? header.block_tokens : 0, &header_bytes, offsets,
+                                  &file_bytes) == 0);
         CHECK(header_bytes == header.header_bytes && file_bytes == header.file_bytes);
         expect_cells_match(file, &header, cell_bytes, checksums, offsets);
-        /* EXTRAS is not decoded: as the last section it can be taken from the file. */
         struct kvs_key extras[KVS_FORMAT_BLOCKS_MAX];
-        struct kvs_disk_section last;
-        memcpy(&last, file->bytes + sizeof(struct kvs_disk_header) + 7 * sizeof(last),
-               sizeof(last));
-        if (has_extras) {
-            memcpy(extras, file->bytes + last.offset, last.bytes);
+        const void *digests = kvs_format_section(file->bytes, KVS_SECTION_EXTRAS);
+        CHECK((digests != NULL) == has_extras);
+        if (digests) {
+            memcpy(extras, digests, header.block_count * sizeof(extras[0]));
         }
         uint8_t *again = malloc(header_bytes);
         CHECK(again);
-        kvs_format_encode(&header, cell_bytes, checksums, has_extras ? extras : NULL, again);
+        const void *kept = kvs_format_section(file->bytes, KVS_SECTION_TOKEN_IDS);
+        int32_t *ids = malloc(header.block_count * header.block_tokens * sizeof(*ids));
+        CHECK(ids && (kept != NULL) == has_ids);
+        if (kept) {
+            memcpy(ids, kept, header.block_count * header.block_tokens * sizeof(*ids));
+        }
+        kvs_format_encode(&header, cell_bytes, checksums, has_extras ? extras : NULL,
+                          kept ? ids : NULL, again);
+        free(ids);
         CHECK(memcmp(again, file->bytes, header_bytes) == 0);
         free(again);
     }
@@ -84,16 +91,20 @@ static void test_goldens_decode_and_encode_to_the_same_bytes(const char *directo
     struct file mla = read_file(directory, "mla.kv");
     struct file gqa = read_file(directory, "gqa.kv");
     struct file later = read_file(directory, "later.kv");
-    struct kvs_extent_header header = expect_golden(&mla, 0, 1);
+    struct file ids = read_file(directory, "token_ids.kv");
+    struct kvs_extent_header header = expect_golden(&mla, 0, 0, 1);
     CHECK(header.start == 4 && header.parent_known && header.block_count == 4);
     CHECK(strcmp(header.class_name, "agent") == 0 && header.ttl_s == 259200);
-    struct kvs_extent_header with_unknown_section = expect_golden(&later, 0, 0);
+    struct kvs_extent_header with_unknown_section = expect_golden(&later, 0, 0, 0);
     CHECK(memcmp(with_unknown_section.keys, header.keys, sizeof(header.keys)) == 0);
-    header = expect_golden(&gqa, 1, 1);
+    struct kvs_extent_header with_ids = expect_golden(&ids, 1, 1, 1);
+    header = expect_golden(&gqa, 1, 0, 1);
     CHECK(header.start == 0 && header.layer_count == 40 && header.header_bytes == 8192);
+    CHECK(memcmp(with_ids.keys, header.keys, sizeof(header.keys)) == 0);
     free(mla.bytes);
     free(gqa.bytes);
     free(later.bytes);
+    free(ids.bytes);
 }
 
 /* ------------------------------------------------------------------------------- garbage */
@@ -113,6 +124,9 @@ static void decode_whatever(const uint8_t *bytes, size_t length)
         CHECK(header.layer_count <= KVS_FORMAT_LAYERS_MAX);
         CHECK(header.block_count <= KVS_FORMAT_BLOCKS_MAX);
         kvs_format_decode_rest(exact + 1, &header, cell_bytes, checksums);
+        const uint8_t *ids = kvs_format_section(exact + 1, KVS_SECTION_TOKEN_IDS);
+        size_t ids_bytes = (size_t)header.block_count * header.block_tokens * sizeof(int32_t);
+        CHECK(!ids || ids + ids_bytes <= exact + 1 + header.header_bytes);
     }
     free(exact);
 }

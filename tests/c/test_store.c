@@ -87,7 +87,7 @@ static uint32_t cell_of(uint32_t layer)
 static void put_all(struct kvs_cache *cache, const struct kvs_key *keys)
 {
     struct kvs_writer *writer;
-    assert(kvs_writer_open(cache, keys, BLOCKS, 0, -1, 0, NULL, &writer) == 0);
+    assert(kvs_writer_open(cache, keys, BLOCKS, 0, -1, 0, NULL, NULL, &writer) == 0);
     uint32_t part = 0;
     for (uint32_t layer = 0; layer < LAYERS; part += part_counts[layer++]) {
         uint32_t bytes = cell_of(layer);

@@ -33,8 +33,8 @@ static void check_regions(const struct kvs_extent_header *header, const uint32_t
     uint32_t our_header;
     uint64_t our_file, end = header->header_bytes;
     CHECK(offsets);
-    CHECK(kvs_format_geometry(header->layer_count, cell_bytes, header->block_count, 0, &our_header,
-                              offsets, &our_file) == 0);
+    CHECK(kvs_format_geometry(header->layer_count, cell_bytes, header->block_count, 0, 0,
+                              &our_header, offsets, &our_file) == 0);
     for (uint32_t layer = 0; layer < header->layer_count; layer++) {
         uint64_t at = offsets[layer] + header->header_bytes - our_header;
         uint64_t cells = (uint64_t)cell_bytes[layer] * header->block_count;
@@ -51,13 +51,13 @@ static void check_round_trip(const struct kvs_extent_header *header, const uint3
 {
     const size_t cells = (size_t)header->layer_count * header->block_count;
     struct kvs_extent_header ours = *header, again;
-    CHECK(kvs_format_geometry(header->layer_count, cell_bytes, header->block_count, 0,
+    CHECK(kvs_format_geometry(header->layer_count, cell_bytes, header->block_count, 0, 0,
                               &ours.header_bytes, NULL, &ours.file_bytes) == 0);
     uint8_t *bytes = malloc(ours.header_bytes);
     uint32_t *cell_bytes_again = malloc(header->layer_count * sizeof(*cell_bytes));
     uint64_t *checksums_again = malloc(cells * sizeof(*checksums));
     CHECK(bytes && cell_bytes_again && checksums_again);
-    kvs_format_encode(&ours, cell_bytes, checksums, NULL, bytes);
+    kvs_format_encode(&ours, cell_bytes, checksums, NULL, NULL, bytes);
     CHECK(kvs_format_decode_page(bytes, PAGE, &again) == KVS_VERDICT_GOOD);
     CHECK(memcmp(&ours, &again, sizeof(ours)) == 0);
     CHECK(kvs_format_decode_rest(bytes, &again, cell_bytes_again, checksums_again) ==
@@ -102,6 +102,9 @@ static int check_image(uint8_t *image, const struct kvs_extent_header *header)
     other.block_count++; /* the arrays of one who decoded another page would be too small */
     CHECK(kvs_format_decode_rest(image, &other, NULL, NULL) == KVS_VERDICT_MALFORMED);
     if (verdict == KVS_VERDICT_GOOD) {
+        const uint8_t *ids = kvs_format_section(image, KVS_SECTION_TOKEN_IDS);
+        uint64_t ids_bytes = 4ull * header->block_count * header->block_tokens;
+        CHECK(!ids || (uint64_t)(ids - image) + ids_bytes <= header->header_bytes);
         check_regions(header, cell_bytes);
         check_round_trip(header, cell_bytes, checksums);
         check_flips(image, header);

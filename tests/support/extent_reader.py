@@ -14,7 +14,7 @@ import xxhash
 PAGE = 4096
 PAGE_XXH3_OFFSET = 24
 START_UNKNOWN = 2**64 - 1
-LAST_KNOWN_TYPE = 8
+LAST_KNOWN_TYPE = 9
 
 
 class BadExtent(ValueError):
@@ -34,6 +34,7 @@ class ReadExtent:
     created_s: int
     ttl_s: int
     extras: list[bytes] | None
+    token_ids: list[int] | None
     cells: list[list[bytes]]
 
 
@@ -96,7 +97,8 @@ def read_extent(path: Path) -> ReadExtent:
     sizes = struct.unpack(f"<{layers}I", known[6])
     sums = struct.unpack(f"<{layers * blocks}Q", known[7])
     split = [known[3][32 * block : 32 * block + 32] for block in range(blocks)]
-    extras = known.get(8)
+    extras, ids = known.get(8), known.get(9)
+    need(ids is None or len(ids) == 4 * blocks * tokens, "token ids: length")
     return ReadExtent(
         fingerprint=known[1],
         parent=parent if parent_known else None,
@@ -107,6 +109,7 @@ def read_extent(path: Path) -> ReadExtent:
         created_s=created_s,
         ttl_s=ttl_s,
         extras=None if extras is None else [extras[32 * i : 32 * i + 32] for i in range(blocks)],
+        token_ids=None if ids is None else list(struct.unpack(f"<{blocks * tokens}i", ids)),
         cells=read_cells(data, header_bytes, sizes, sums, blocks),
     )
 

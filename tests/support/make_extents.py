@@ -41,6 +41,7 @@ class Extent:
     ttl_s: int
     cells: Sequence[bytes]
     extras: Sequence[bytes] | None = None
+    token_ids: Sequence[int] | None = None
     more_sections: Sequence[Section] = ()
 
 
@@ -70,6 +71,8 @@ def sections(extent: Extent) -> list[Section]:
     ]
     if extent.extras is not None:
         found.append((8, 0, b"".join(extent.extras)))
+    if extent.token_ids is not None:
+        found.append((9, 0, struct.pack(f"<{len(extent.token_ids)}i", *extent.token_ids)))
     return [*found, *extent.more_sections]
 
 
@@ -107,6 +110,7 @@ def as_made(found: ReadExtent) -> Extent:
         ttl_s=found.ttl_s,
         cells=[b"".join(row) for row in found.cells],
         extras=found.extras,
+        token_ids=found.token_ids,
     )
 
 
@@ -149,9 +153,11 @@ def gqa_like() -> Extent:
 
 
 def goldens() -> dict[str, Extent]:
-    """By file name. The last one has a section that version 1 does not know and may skip."""
+    """By file name. later: with a section that version 1 does not know and may skip. token_ids:
+    of a store that was opened to keep them."""
     later = replace(mla_like(), more_sections=[(900, 0, golden_bytes(5000))])
-    return {"mla.kv": mla_like(), "gqa.kv": gqa_like(), "later.kv": later}
+    kept = replace(gqa_like(), token_ids=golden_tokens(16 * 16))
+    return {"mla.kv": mla_like(), "gqa.kv": gqa_like(), "later.kv": later, "token_ids.kv": kept}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,33 @@ Request = dict[str, Any]
 Pair = tuple[Any, Any]
 
 _DATA = Path(__file__).parents[1] / "data" / "agent_prompts.json.gz"
-_NAMES = ["Ada Lovelace", "Grace Hopper", "Linus", "Margaret Hamilton", "Alan Turing", "Barbara"]
+_NAMES = [
+    "Ada Lovelace",
+    "Grace Hopper",
+    "Linus",
+    "Margaret Hamilton",
+    "Jean-Luc",
+    "de la Cruz",
+    "Zo\u00eb O'Brien",
+    "ada@example.org",
+    "\u738b\u5c0f\u660e",
+    "\u0418\u0432\u0430\u043d \u041f\u0435\u0442\u0440\u043e\u0432",
+    "\u0645\u062d\u0645\u062f",
+    "\u3055\u304f\u3089",
+    "\u0928\u0947\u0939\u093e",
+]
+_COMPOSED = [
+    "caf\u00e9",
+    "na\u00efve",
+    "\u00c5ngstr\u00f6m",
+    "M\u00fcller",
+    "\ufb01le",
+    "\ud55c\uad6d",
+    "\uff21\uff22\uff23",
+    "\u0439\u043e\u0434",
+    "Vi\u1ec7t",
+]
+_JSON_LINE = '{{"app": "desk", "%s": "{}", "version": 3}}'
 _BEGINNINGS = ["<s>", "<|begin_of_text|>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>"]
 _MONTHS = ["January", "February", "March", "April", "October", "November", "December"]
 TOOLS = [
@@ -94,6 +120,12 @@ def timestamp(request: Request, rng: random.Random) -> Pair:
                 f"2026-11-29T{hour:02}:{minute:02}:{second:02}Z",
                 f"{hour:02}:{minute:02}",
                 str(1_760_000_000 + rng.randrange(10**7)),
+                f"1760{rng.randrange(10**9):09}",
+                f"1760{rng.randrange(10**6):06}.{rng.randrange(1000):03}",
+                f"Sun, 29 Nov 2026 {hour:02}:{minute:02}:{second:02} GMT",
+                f"20261129T{hour:02}{minute:02}{second:02}Z",
+                f"{hour % 12 + 1}.{minute:02} {'ap'[hour // 12]}.m.",
+                f"{hour:02}h{minute:02}",
             ]
         )
 
@@ -104,19 +136,28 @@ def timestamp(request: Request, rng: random.Random) -> Pair:
     while other == one or len(other) != form:
         other = draw()
     rng.setstate(state)
-    template = rng.choice(["Current time: {}.", "It is now {} UTC", "[{}] session started"])
+    template = rng.choice(
+        ["Current time: {}.", "It is now {} UTC", "[{}] session began", _JSON_LINE % "now"]
+    )
     return _two_lines(request, template, one, other, rng.randrange(2**30))
 
 
 def date(request: Request, rng: random.Random) -> Pair:
-    kind = rng.randrange(3)
+    kind = rng.randrange(8)
 
     def draw() -> str:
         day, month = rng.randrange(1, 29), rng.randrange(12)
-        if kind == 0:
-            return f"2026-{month + 1:02}-{day:02}"
         name = _MONTHS[month % len(_MONTHS)]
-        return f"{name} {day}, 2026" if kind == 1 else f"{day} {name} 2026"
+        return [
+            f"2026-{month + 1:02}-{day:02}",
+            f"{name} {day}, 2026",
+            f"{day} {name} 2026",
+            f"{day:02}.{month + 1:02}.2026",
+            f"2026\u5e74{month + 1}\u6708{day}\u65e5",
+            f"2026{month + 1:02}{day:02}",
+            ["Sunday", "Monday", "Tuesday", "Friday"][day % 4],
+            f"the {day}th of {name}",
+        ][kind]
 
     one, other = _two(rng, draw)
     template = rng.choice(["Today is {}.", "Current date: {}", "Knowledge as of {}, inclusive."])
@@ -126,18 +167,34 @@ def date(request: Request, rng: random.Random) -> Pair:
 def request_id(request: Request, rng: random.Random) -> Pair:
     def draw() -> str:
         whole = uuid.UUID(int=rng.getrandbits(128))
-        return str(whole) if kind else f"req_{whole.hex[:20]}"
+        digits = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+        return [
+            str(whole),
+            f"req_{whole.hex[:20]}",
+            whole.hex[:16],
+            "01J" + "".join(rng.choice(digits) for _ in range(23)),
+            f"chatcmpl-{whole.hex[:24]}",
+            str(whole).upper(),
+        ][kind]
 
-    kind = rng.randrange(2)
+    kind = rng.randrange(6)
     one, other = _two(rng, draw)
-    template = rng.choice(["Request id: {}", "<trace>{}</trace>", "session {}"])
+    template = rng.choice(
+        ["Request id: {}", "<trace>{}</trace>", "session {}", _JSON_LINE % "trace"]
+    )
     return _two_lines(request, template, one, other, rng.randrange(2**30))
 
 
 def user_name(request: Request, rng: random.Random) -> Pair:
     one, other = _two(rng, lambda: rng.choice(_NAMES))
     template = rng.choice(
-        ["You are helping {}.", "The user's name is {}.", "Customer: {}", "Signed in as {}."]
+        [
+            "You are helping {}.",
+            "The user's name is {}.",
+            "Customer: {}",
+            "Signed in as {}.",
+            _JSON_LINE % "user",
+        ]
     )
     return _two_lines(request, template, one, other, rng.randrange(2**30))
 
@@ -145,7 +202,14 @@ def user_name(request: Request, rng: random.Random) -> Pair:
 def counter(request: Request, rng: random.Random) -> Pair:
     one = rng.randrange(1, 5000)
     template = rng.choice(
-        ["This is turn {} of the conversation.", "Attempt #{}", "Remaining budget: {} steps"]
+        [
+            "This is turn {} of the conversation.",
+            "Attempt #{}",
+            "Remaining budget: {} steps",
+            "step{}of9000",
+            "scratch/run_{}/out.txt",
+            _JSON_LINE % "turn",
+        ]
     )
     return _two_lines(request, template, one, one + rng.randrange(1, 9), rng.randrange(2**30))
 
@@ -163,8 +227,12 @@ def template(request: Request, rng: random.Random) -> Pair:
 def whitespace(request: Request, rng: random.Random) -> Pair:
     changed = copy.deepcopy(request)
     system = changed["messages"][0]
-    kind = rng.randrange(4)
-    if kind == 0:
+    kind = rng.randrange(6)
+    if kind == 4:
+        system["content"] = system["content"].replace(" ", "\t", 1)
+    elif kind == 5:
+        changed["messages"][1]["content"] += "\n\n"
+    elif kind == 0:
         system["content"] += "\n"
     elif kind == 1:
         system["content"] = " " + system["content"]
@@ -179,8 +247,8 @@ def whitespace(request: Request, rng: random.Random) -> Pair:
 
 
 def unicode_form(request: Request, rng: random.Random) -> Pair:
-    word = rng.choice(["caf\u00e9", "na\u00efve", "\u00c5ngstr\u00f6m", "M\u00fcller", "\ufb01le"])
-    form = "NFKC" if word.startswith("\ufb01") else "NFD"
+    word = rng.choice(_COMPOSED)
+    form = "NFKC" if unicodedata.normalize("NFD", word) == word else "NFD"
     other = unicodedata.normalize(form, word)
     return _two_lines(request, "Ask at {} first.", word, other, rng.randrange(2**30))
 
@@ -232,7 +300,15 @@ def system_edited(request: Request, rng: random.Random) -> Pair:
     words = changed["messages"][0]["content"].split(" ")
     at = rng.randrange(3, len(words) // 2)
     words[at:at] = rng.choice(
-        ["please, without exception,", "as a careful engineer", "and never in a hurry"]
+        [
+            "please, without exception,",
+            "as a careful engineer",
+            "and never in a hurry",
+            "IMPORTANT: ask the user first,",
+            "2 or 3 times if need be,",
+            "in the Monday meeting's words,",
+            "(user: hello)",
+        ]
     ).split()
     changed["messages"][0]["content"] = " ".join(words)
     return request, changed
