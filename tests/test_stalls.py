@@ -67,6 +67,18 @@ def test_a_probe_that_hangs_is_one_and_the_root_is_back_when_it_answers(tmp_path
         assert_whole(it.kv, chain)
 
 
+def test_looks_do_not_pile_up_behind_one_that_hangs(tmp_path: Path) -> None:
+    with troubled(tmp_path, io_timeout="1000s") as it:
+        before = it.files.calls(FileCall.OPEN_ROOT)
+        it.files.stall(FileCall.OPEN_ROOT)
+        for _ in range(6):
+            it.tick(11)
+        eventually(lambda: it.files.stalled == 1, "a look at the path hangs")
+        it.heal()
+        it.store.close_blocking()  # what is queued is done first
+        assert it.files.calls(FileCall.OPEN_ROOT) == before + 1
+
+
 def test_a_disk_that_hangs_again_and_again_takes_a_bounded_number_of_threads(
     tmp_path: Path,
 ) -> None:
