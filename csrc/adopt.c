@@ -132,7 +132,10 @@ int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const stru
     }
     kvs_path_of(ns, name, path);
     kvs_judge_begin(root);
-    enum kvs_reason reason = judge(root, ns, name, ns->has_layout, header, &stat, &fd, &file);
+    kvs_lock(root->store);
+    int to_load = ns->has_layout;
+    kvs_unlock(root->store);
+    enum kvs_reason reason = judge(root, ns, name, to_load, header, &stat, &fd, &file);
     if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
         error = kvs_quarantine_move(root, path);
     }

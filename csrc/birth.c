@@ -15,8 +15,15 @@
 
 #include "store.h"
 
+struct kvs_discard {
+    struct kvs_job job; /* the first: a worker frees both */
+    struct kvs_fs_temp temp;
+    uint64_t bytes;
+};
+
 void kvs_made_free(struct kvs_writer_extent *made)
 {
+    free(made->discard);
     free(made->have);
     free(made->layer_sent);
     free(made->layer_have);
@@ -308,7 +315,9 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
     }
     made->extent->block_count = (uint8_t)made->count;
     struct birth *birth = malloc(sizeof(*birth));
-    if (!birth) {
+    made->discard = calloc(1, sizeof(*made->discard));
+    if (!birth || !made->discard) {
+        free(birth);
         kvs_made_drop_locked(writer, made);
         return;
     }
@@ -329,14 +338,9 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
 
 /* ---- giving up ---- */
 
-struct discard {
-    struct kvs_fs_temp temp;
-    uint64_t bytes;
-};
-
 static void discard_job(struct kvs_root *root, void *argument)
 {
-    struct discard *discard = argument;
+    struct kvs_discard *discard = argument;
     struct kvs_fs *fs = root->store->fs;
     if (discard->temp.fd >= 0) {
         fs->calls->close(fs, discard->temp.fd);
@@ -347,22 +351,22 @@ static void discard_job(struct kvs_root *root, void *argument)
     kvs_lock(root->store);
     kvs_room_refund_locked(root, discard->bytes);
     kvs_unlock(root->store);
-    free(discard);
 }
 
 static void discard_later_locked(struct kvs_root *root, struct kvs_writer_extent *made)
 {
-    struct discard *discard = malloc(sizeof(*discard));
-    if ((made->temp.fd < 0 && made->charged_bytes == 0) || !discard) {
-        free(discard);
+    struct kvs_discard *discard = made->discard;
+    if (made->temp.fd < 0 && made->charged_bytes == 0) {
         return;
     }
-    *discard = (struct discard){made->temp, made->charged_bytes};
+    discard->job =
+        (struct kvs_job){.run = discard_job, .argument = discard, .bytes = made->charged_bytes};
+    discard->temp = made->temp;
+    discard->bytes = made->charged_bytes;
+    made->discard = NULL;
     made->temp.fd = -1;
     made->charged_bytes = 0;
-    if (kvs_job_add_slow_locked(root, discard_job, discard, discard->bytes) < 0) {
-        free(discard);
-    }
+    kvs_job_put_close_locked(root, &discard->job);
 }
 
 /* May be called again: what could not be given back while writes were in flight goes then. */

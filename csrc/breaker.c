@@ -150,7 +150,7 @@ void kvs_breaker_trip_locked(struct kvs_root *root, const char *why)
     writers_lose_root_locked(root);
     root->judge = NULL; /* those who wait for their turn need not wait for the device */
     kvs_deletes_resume_locked(root->store);
-    kvs_flushes_refuse_locked(root->store);
+    kvs_flushes_refuse_locked(root->store, -EHOSTDOWN);
     kvs_wake_all(root->store);
     pthread_cond_broadcast(&root->store->changed);
 }
@@ -255,6 +255,7 @@ void kvs_breaker_close_locked(struct kvs_root *root)
     struct kvs_store *store = root->store;
     breaker->state = KVS_BREAKER_CLOSED;
     breaker->since_ns = kvs_store_now_ns(store);
+    root->locking = root->path_looking = 0; /* jobs of before may never end */
     kvs_event_note_locked(root, "is back; it was down: ", breaker->why);
     /* A scan that was under way, or names that others made meanwhile. */
     kvs_scan_anew_locked(root);

@@ -50,8 +50,9 @@ void kvs_breaker_stay_open_locked(struct kvs_root *root, const char *why);
 void kvs_probe_job(struct kvs_root *root, void *argument);
 void kvs_probe_read_done(struct kvs_root *root, struct kvs_transfer *transfer); /* I/O thread */
 /* Takes root down when its path no longer leads to the directory in use. */
-void kvs_look_job(struct kvs_root *root, void *argument);
-void kvs_flushes_refuse_locked(struct kvs_store *store); /* flush.c: those that wait end */
+void kvs_path_look(struct kvs_root *root);
+void kvs_flushes_refuse_locked(struct kvs_store *store, int error); /* flush.c: all end */
+void kvs_flushes_round_locked(struct kvs_store *store, int64_t now_ns); /* too late: all end */
 int kvs_fs_watch_open(struct kvs_store *store, struct kvs_fs **out);
 void kvs_fs_watch_close(struct kvs_fs *fs);
 void kvs_event_note_locked(struct kvs_root *root, const char *what, const char *why); /* info.c */

@@ -171,6 +171,9 @@ int kvs_close(struct kvs_store *store)
     ram_drop_all_locked(store);
     kvs_unlock(store);
     int left = roots_close(store);
+    kvs_lock(store);
+    kvs_flushes_refuse_locked(store, -ESHUTDOWN); /* a sync that was left behind */
+    kvs_unlock(store);
     kvs_store_drop(store);
     return left;
 }

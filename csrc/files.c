@@ -42,7 +42,10 @@ static void let_go(struct kvs_store *store, struct kvs_file *file)
     if (!file->extent && file->refs == 0) {
         kvs_list_remove(&file->lru);
         store->file_count--;
-        kvs_job_add_close_locked(file->root, close_job, file, file->charged_bytes);
+        struct kvs_job *job = file->close;
+        file->close = NULL;
+        *job = (struct kvs_job){.run = close_job, .argument = file, .bytes = file->charged_bytes};
+        kvs_job_put_close_locked(file->root, job);
     }
 }
 
@@ -260,11 +263,11 @@ void kvs_file_want_locked(struct kvs_store *store, struct kvs_extent *extent)
     if (extent->file || extent->opening) {
         return;
     }
+    extent->open_reason = 0; /* of an earlier open: it ends no load that waits for this one */
     if (store->files_busy + store->files_opening >= store->file_max) {
         store->files_refused = 1; /* no descriptors left: whoever plans asks again */
         return;
     }
-    extent->open_reason = 0;
     extent->opening = 1;
     store->files_opening++;
     kvs_extent_pin_locked(extent);

@@ -83,6 +83,7 @@ void kvs_file_free(struct kvs_file *file)
     free(file->keys);
     free(file->region_offsets);
     free(file->checksums);
+    free(file->close);
     free(file);
 }
 
@@ -98,7 +99,8 @@ static int file_alloc(const struct kvs_extent_header *header, struct kvs_file **
     file->keys = malloc(header->block_count * sizeof(*file->keys));
     file->region_offsets = malloc(header->layer_count * sizeof(*file->region_offsets));
     file->checksums = malloc(cells * sizeof(*file->checksums));
-    if (!file->keys || !file->region_offsets || !file->checksums) {
+    file->close = malloc(sizeof(*file->close));
+    if (!file->keys || !file->region_offsets || !file->checksums || !file->close) {
         kvs_file_free(file);
         return -ENOMEM;
     }

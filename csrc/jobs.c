@@ -68,6 +68,12 @@ static struct kvs_job *queue_take(struct kvs_job **first, struct kvs_job ***tail
     return job;
 }
 
+void kvs_job_put_locked(struct kvs_root *root, struct kvs_job *job, int urgent)
+{
+    queue_add(urgent ? &root->urgent_tail : &root->jobs_tail, job);
+    pthread_cond_signal(&root->job_ready);
+}
+
 int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                        void *argument, int urgent)
 {
@@ -75,10 +81,8 @@ int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, voi
     if (!job) {
         return -ENOMEM;
     }
-    job->run = run;
-    job->argument = argument;
-    queue_add(urgent ? &root->urgent_tail : &root->jobs_tail, job);
-    pthread_cond_signal(&root->job_ready);
+    *job = (struct kvs_job){.run = run, .argument = argument};
+    kvs_job_put_locked(root, job, urgent);
     return 0;
 }
 

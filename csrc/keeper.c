@@ -1,7 +1,8 @@
 /*
  * keeper.c: what time does: the wall clock is followed, leases end, loads miss their deadlines,
- * extents expire, times are written back, what is paced goes on, the removal ring is saved, all
- * look for what other processes did, the owner scrubs, an `auto` peer tries for the lock.
+ * syncs are given up, extents expire, times are written back, what is paced goes on, the removal
+ * ring is saved, all look for what other processes did, the owner scrubs, an `auto` peer tries for
+ * the lock.
  *
  * One thread per store, ten rounds a second; with manual_ticks only kvs_tick runs a round. It makes
  * no call of fs.h itself: those become jobs.
@@ -24,6 +25,18 @@ static void lock_job(struct kvs_root *root, void *argument)
         kvs_unlock(root->store);
         kvs_scan_job(root, (void *)life);
     }
+    kvs_lock(root->store);
+    root->locking = 0;
+    kvs_unlock(root->store);
+}
+
+static void look_job(struct kvs_root *root, void *argument)
+{
+    (void)argument;
+    kvs_path_look(root);
+    kvs_lock(root->store);
+    root->path_looking = 0;
+    kvs_unlock(root->store);
 }
 
 static void root_round_locked(struct kvs_root *root, int64_t now_ns)
@@ -35,9 +48,9 @@ static void root_round_locked(struct kvs_root *root, int64_t now_ns)
     if (kvs_root_down_locked(root)) {
         return;
     }
-    if (now_ns - root->breaker.looked_ns >= RESCAN_S * KVS_NS_PER_S) {
+    if (!root->path_looking && now_ns - root->breaker.looked_ns >= RESCAN_S * KVS_NS_PER_S) {
         root->breaker.looked_ns = now_ns;
-        kvs_job_add_locked(root, kvs_look_job, NULL, 0);
+        root->path_looking = kvs_job_add_locked(root, look_job, NULL, 0) == 0;
     }
     kvs_expire_locked(root);
     kvs_removed_round_locked(root, now_ns);
@@ -46,10 +59,10 @@ static void root_round_locked(struct kvs_root *root, int64_t now_ns)
     if (now_ns - root->rescan_ns >= RESCAN_S * KVS_NS_PER_S) {
         kvs_look_soon_locked(root);
     }
-    if (!root->is_owner && (store->role == KVS_ROLE_AUTO || root->was_owner) &&
+    if (!root->is_owner && !root->locking && (store->role == KVS_ROLE_AUTO || root->was_owner) &&
         now_ns - root->lock_tried_ns >= LOCK_RETRY_S * KVS_NS_PER_S) {
         root->lock_tried_ns = now_ns;
-        kvs_job_add_locked(root, lock_job, NULL, 0);
+        root->locking = kvs_job_add_locked(root, lock_job, NULL, 0) == 0;
     }
 }
 
@@ -61,6 +74,7 @@ void kvs_keeper_round(struct kvs_store *store)
         kvs_wall_round_locked(store, now_ns);
         kvs_lease_expire_locked(store, now_ns);
         kvs_load_deadlines_locked(store, now_ns);
+        kvs_flushes_round_locked(store, now_ns);
         for (uint32_t i = 0; i < store->root_count; i++) {
             root_round_locked(&store->roots[i], now_ns);
         }

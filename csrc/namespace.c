@@ -204,7 +204,10 @@ int kvs_cache_open(struct kvs_store *store, const struct kvs_layout *layout, str
     hex_of(layout->fingerprint, 16, name);
     kvs_lock(store);
     struct kvs_namespace *ns = kvs_namespace_find_locked(store, name);
-    error = ns ? 0 : kvs_namespace_add_locked(store, name, &ns);
+    error = store->closing ? -ESHUTDOWN : 0; /* no worker may be left to do a job */
+    if (!error && !ns) {
+        error = kvs_namespace_add_locked(store, name, &ns);
+    }
     if (!error && !ns->has_layout) {
         error = layout_take(ns, layout);
         for (uint32_t i = 0; !error && i < store->root_count; i++) {

@@ -33,6 +33,14 @@ void kvs_pace_charge_locked(struct kvs_root *root, uint64_t bytes)
     root->pace_ns = from_ns + (int64_t)(bytes * (uint64_t)KVS_NS_PER_S / PACE_BYTES);
 }
 
+static void put_slow_locked(struct kvs_root *root, struct kvs_job *job)
+{
+    job->slow = 1;
+    *root->slow_tail = job;
+    root->slow_tail = &job->next;
+    pthread_cond_signal(&root->job_ready);
+}
+
 int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                             void *argument, uint64_t bytes)
 {
@@ -40,18 +48,18 @@ int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *
     if (!job) {
         return -ENOMEM;
     }
-    *job = (struct kvs_job){.run = run, .argument = argument, .slow = 1, .bytes = bytes};
-    *root->slow_tail = job;
-    root->slow_tail = &job->next;
-    pthread_cond_signal(&root->job_ready);
+    *job = (struct kvs_job){.run = run, .argument = argument, .bytes = bytes};
+    put_slow_locked(root, job);
     return 0;
 }
 
-int kvs_job_add_close_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
-                             void *argument, uint64_t bytes)
+void kvs_job_put_close_locked(struct kvs_root *root, struct kvs_job *job)
 {
-    return bytes ? kvs_job_add_slow_locked(root, run, argument, bytes)
-                 : kvs_job_add_locked(root, run, argument, 0);
+    if (job->bytes) {
+        put_slow_locked(root, job);
+    } else {
+        kvs_job_put_locked(root, job, 0);
+    }
 }
 
 static struct kvs_job *first_take_locked(struct kvs_root *root, struct kvs_worker *worker)

@@ -184,5 +184,6 @@ void kvs_quarantine_locked(struct kvs_store *store, struct kvs_extent *extent,
     }
     store->stats.quarantined_extents++;
     kvs_leave_locked(store, extent, reason);
-    kvs_job_add_locked(&store->roots[extent->root], kvs_leave_job, extent, 1);
+    struct kvs_root *root = &store->roots[extent->root];
+    extent->leave_failed = kvs_job_add_locked(root, kvs_leave_job, extent, 1) < 0;
 }

@@ -254,9 +254,8 @@ void kvs_probe_job(struct kvs_root *root, void *argument)
     kvs_unlock(root->store);
 }
 
-void kvs_look_job(struct kvs_root *root, void *argument)
+void kvs_path_look(struct kvs_root *root)
 {
-    (void)argument;
     struct kvs_fs *fs = root->store->fs;
     struct kvs_fs_stat there;
     const char *why = NULL;

@@ -183,6 +183,7 @@ void kvs_root_unlock(struct kvs_root *root, int lock_fd);
 int kvs_identity_read(struct kvs_fs *fs, int root_fd, uint8_t *uuid);
 /* Roots by rendezvous rank for a key. */
 void kvs_root_order(struct kvs_store *store, const struct kvs_key *key, uint8_t *order);
+void kvs_job_put_locked(struct kvs_root *root, struct kvs_job *job, int urgent); /* takes it */
 int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                        void *argument, int urgent);
 /* For work that is of no single root: one that is in use, if any is. */
@@ -213,8 +214,7 @@ void kvs_wake_all(struct kvs_store *store);
 int kvs_job_add_slow_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
                             void *argument, uint64_t bytes);
 /* A close: a slow job when it is the last of an unlinked file of `bytes`. */
-int kvs_job_add_close_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
-                             void *argument, uint64_t bytes);
+void kvs_job_put_close_locked(struct kvs_root *root, struct kvs_job *job);
 struct kvs_job *kvs_slow_take_locked(struct kvs_root *root, struct kvs_worker *worker);
 /* The slow job that the worker was at, if any, is over or waited for no more. */
 void kvs_slow_over_locked(struct kvs_worker *worker);

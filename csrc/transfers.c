@@ -32,7 +32,7 @@ static int awaited(const struct kvs_load *load, uint32_t layer, uint32_t span)
 }
 
 /* Nobody wants the rest of it any more. */
-static int unwanted_locked(const struct kvs_transfer *transfer)
+static int unwanted_locked(struct kvs_root *root, const struct kvs_transfer *transfer)
 {
     switch (transfer->kind) {
     case KVS_TRANSFER_DIRECT:
@@ -40,6 +40,7 @@ static int unwanted_locked(const struct kvs_transfer *transfer)
     case KVS_TRANSFER_WRITE:
         return transfer->made->state == KVS_MADE_DROPPED;
     case KVS_TRANSFER_SCRUB:
+        return kvs_root_down_locked(root);
     case KVS_TRANSFER_PROBE:
         return 0;
     case KVS_TRANSFER_REGION:
@@ -102,7 +103,7 @@ struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root, struct kvs_
 {
     while (root->reads || root->writes) {
         struct kvs_transfer *transfer = root->reads ? root->reads : root->writes;
-        if (!unwanted_locked(transfer)) {
+        if (!unwanted_locked(root, transfer)) {
             return transfer;
         }
         kvs_transfer_give_up_locked(root, transfer, -ECANCELED);

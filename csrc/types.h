@@ -118,6 +118,7 @@ struct kvs_file {
     uint64_t *checksums; /* [layer][block] */
     uint64_t charged_bytes; /* unlinked: the root's until this is closed */
     uint64_t looked; /* unnamed.c: its round */
+    struct kvs_job *close; /* to be: a last close must not fail for want of memory */
 };
 
 /* ---- the pool's regions ---- */
@@ -212,6 +213,7 @@ struct kvs_root {
     struct kvs_extent **expiry; /* min-heap by expiry_key_s */
     uint32_t expiry_count, expiry_room;
     int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
+    int locking, path_looking; /* keeper.c: its jobs that are queued or running */
     uint64_t looks_begun, looks_ended; /* scans and rescans, one at a time */
     int rescanning, look_error;
     uint64_t unnamed_looks; /* unnamed.c */
@@ -287,9 +289,10 @@ struct kvs_store {
     struct kvs_removed *removed;
     struct kvs_absent *absent;
     struct kvs_delete *deletes; /* wait for looks to end */
-    struct kvs_flush *flushes; /* flush.c: wait for the sync under way to end */
+    struct kvs_flush *flushes, *syncing; /* flush.c: wait for the next sync, for that under way */
     uintptr_t flush_life; /* how often a root went down: a sync of before may never end */
     int flushing;
+    int64_t flush_began_ns; /* flushing: when its job was added, or its last sync began */
     struct kvs_stats stats;
     struct kvs_latency latencies[KVS_STAGE_COUNT];
     struct kvs_event events[KVS_EVENTS];

@@ -15,6 +15,7 @@ enum {
     KVS_OWNER_BYTES = 64
 };
 
+struct kvs_discard; /* birth.c */
 struct kvs_extent;
 struct kvs_file;
 struct kvs_namespace;
@@ -162,6 +163,7 @@ struct kvs_writer_extent {
     uint32_t *layer_have; /* [layer] */
     uint64_t *checksums; /* [layer][count_max] */
     struct kvs_fs_temp temp; /* fd -1: none */
+    struct kvs_discard *discard; /* to be: giving up a file must not fail for want of memory */
     uint64_t charged_bytes;
     uint32_t header_bytes, with_extras, with_ids;
     uint64_t file_bytes;

@@ -201,7 +201,8 @@ class Store:
         """Makes what is resident now survive a power cut, whoever put it; what is deleted stays so.
 
         Syncs the whole file system of each root (`syncfs`), so it also waits for what other
-        programs wrote there. TimeoutError, OSError.
+        programs wrote there. TimeoutError (also without `timeout`, when a sync has not come back
+        for 60 times `io_timeout`), OSError.
         """
         await self._flush().finish(timeout)
 

@@ -95,6 +95,37 @@ def close_beside_loops(root: Path, kind: str) -> None:
     idle.close()
 
 
+def test_everyone_who_closes_a_store_returns_only_when_it_is_closed(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    device = FaultDevice(clock)
+    injection = Injection(clock=clock, devices=[device])
+    store = open_blocking(tmp_path, pool=POOL, io_timeout="100s", _testing=injection)
+    place = stall(store, device, clock)
+    load = place.kv.load(place.kv.match(place.chain), deadline="1000d")
+    until(lambda: reads_in_flight(device))
+    begun: list[int] = []
+    answered: list[bool] = []  # by the device, when a close returned
+    has_answered = threading.Event()
+
+    def close() -> None:
+        begun.append(1)
+        store.close_blocking()
+        answered.append(has_answered.is_set())
+
+    closers = [threading.Thread(target=close) for _ in range(4)]
+    closers[0].start()
+    until(lambda: store.core.closed)
+    for closer in closers[1:]:
+        closer.start()
+    until(lambda: len(begun) == len(closers))
+    load.close()
+    has_answered.set()
+    place.let_go()
+    for closer in closers:
+        closer.join(60)
+    assert answered == [True] * len(closers)
+
+
 # ---- stores that are dropped ---------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import OpenError, Store
+from kvstore import OpenError, Store, StoreClosed
 from kvstore.store import open_blocking
 from kvstore.testing import Fault, FileCall, Injection, Io, VirtualClock
 from tests.support.prompts import GRID, assert_whole, eventually, put, put_all
@@ -67,6 +67,18 @@ def test_a_probe_that_hangs_is_one_and_the_root_is_back_when_it_answers(tmp_path
         assert_whole(it.kv, chain)
 
 
+def test_looks_do_not_pile_up_behind_one_that_hangs(tmp_path: Path) -> None:
+    with troubled(tmp_path, io_timeout="1000s") as it:
+        before = it.files.calls(FileCall.OPEN_ROOT)
+        it.files.stall(FileCall.OPEN_ROOT)
+        for _ in range(6):
+            it.tick(11)
+        eventually(lambda: it.files.stalled == 1, "a look at the path hangs")
+        it.heal()
+        it.store.close_blocking()  # what is queued is done first
+        assert it.files.calls(FileCall.OPEN_ROOT) == before + 1
+
+
 def test_a_disk_that_hangs_again_and_again_takes_a_bounded_number_of_threads(
     tmp_path: Path,
 ) -> None:
@@ -115,6 +127,31 @@ def test_a_flush_that_takes_long_holds_up_nothing_and_is_no_trouble(tmp_path: Pa
             ticket.wait("30s")
         assert it.files.calls(FileCall.SYNC) == 2 * len(roots)
         assert_whole(it.kv, chain)
+
+
+def test_a_flush_that_never_ends_is_given_up_and_so_are_those_behind_it(tmp_path: Path) -> None:
+    """None is begun beside it, so that those who ask again and again take no more threads."""
+    with troubled(tmp_path) as it:
+        chain = it.stored()
+        it.files.stall(FileCall.SYNC)
+        flushes = [it.store._flush()]
+        eventually(lambda: it.files.stalled == 1, "a flush hangs")
+        flushes.append(it.store._flush())
+        it.tick(599)
+        assert not any(flush.done for flush in flushes)
+        it.tick(1)
+        for _ in range(12):
+            flushes.append(it.store._flush())
+            it.tick()
+        assert all(flush.done for flush in flushes)
+        for flush in flushes:
+            with pytest.raises(TimeoutError):
+                flush.wait()
+        assert (it.root().state, it.files.stalled) == ("up", 1)
+        assert_whole(it.kv, chain)
+        it.heal()
+        it.store.flush_blocking()
+        assert it.files.calls(FileCall.SYNC) == 2
 
 
 def test_a_hanging_root_takes_no_workers_from_the_others(tmp_path: Path) -> None:
@@ -209,7 +246,7 @@ def test_close_ends_though_the_device_never_answers(
         chain = it.stored(16 * GRID)
         if what == "a call":
             it.files.stall(FileCall.SYNC, count=1)
-            it.store._flush()
+            flush = it.store._flush()
             eventually(lambda: it.files.stalled > 0, "a call hangs")
         elif what == "a read":
             it.device.add(Fault.STALL, count=0)
@@ -225,6 +262,9 @@ def test_close_ends_though_the_device_never_answers(
         assert [r for r in caplog.records if "did not answer" in r.message]
         if what == "a read":
             assert running.wait(0, timeout="30s").reason == "closed"
+        elif what == "a call":
+            with pytest.raises(StoreClosed):
+                flush.wait("30s")
         # What is left behind ends when the device answers: the directory can be opened again.
         it.heal()
         with opened_when_let_go(roots) as store:
