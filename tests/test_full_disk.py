@@ -316,14 +316,14 @@ def test_a_disk_without_inodes_heals_by_eviction(tmp_path: Path) -> None:
 def test_a_disk_without_inodes_heals_though_every_prompt_needs_a_directory(tmp_path: Path) -> None:
     """Many more prompts than inodes: directories that eviction left empty have to go too. Over two
     lives, the second of which made none of the directories that it finds."""
-    with small_disk(tmp_path, "ext4", "-N", "256", mebibytes=48) as root:
+    with small_disk(tmp_path, "ext4", "-N", "64", mebibytes=48) as root:
         for life in range(2):
-            with open_blocking(root, capacity="40MB", reserve=0, pool="16MB") as store:
+            with open_blocking(root, capacity="40MB", reserve=0, pool="8MB") as store:
                 kv = store.cache(LAYOUT)
-                for turn in range(400):
+                for turn in range(60):
                     chain = chain_named(kv, (life, turn), 1)
                     assert put(kv, chain) == 1, (life, turn)
                     assert kv.match(chain).blocks == 1
                 assert_whole(kv, chain)
-                assert store.stats().blocks > 40, "most of it still holds something"
+                assert store.stats().blocks > 10, "most of it still holds something"
                 assert store.info().roots[0].state == "up"
