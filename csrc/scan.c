@@ -121,8 +121,9 @@ static int changed(struct kvs_root *root, const struct bucket *bucket)
     if (fs->calls->stat_path(fs, root->fd, bucket->path, &stat) < 0) {
         return 1;
     }
-    /* Only compared: a time of after 2262 wraps. */
-    int64_t at_ns = (int64_t)((uint64_t)stat.mtime_s * (uint64_t)KVS_NS_PER_S + (uint64_t)stat.mtime_ns);
+    /* Only compared: a time after 2262 wraps. */
+    uint64_t at_s = (uint64_t)stat.mtime_s;
+    int64_t at_ns = (int64_t)(at_s * (uint64_t)KVS_NS_PER_S + (uint64_t)stat.mtime_ns);
     kvs_lock(root->store);
     int64_t *seen_ns = &seen->at_ns[bucket->number];
     uint8_t *looks = &seen->looks[bucket->number];
