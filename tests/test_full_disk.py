@@ -320,6 +320,8 @@ def test_a_disk_without_inodes_heals_though_every_prompt_needs_a_directory(tmp_p
         for life in range(2):
             with open_blocking(root, capacity="40MB", reserve=0, pool="8MB") as store:
                 kv = store.cache(LAYOUT)
+                # Before, it knows of nothing that it could evict.
+                eventually(lambda s=store: not s.info().roots[0].warming, "the scan ended")
                 for turn in range(60):
                     chain = chain_named(kv, (life, turn), 1)
                     assert put(kv, chain) == 1, (life, turn)
