@@ -41,7 +41,8 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
     extent->name = *name;
     extent->start = header->start;
     extent->class_number = class_of(store, header->class_name);
-    extent->created_s = header->created_s > 0 ? header->created_s : 0; /* ages do not overflow */
+    int64_t created_s = header->created_s > 0 ? header->created_s : 0; /* ages do not overflow */
+    extent->created_s = created_s < KVS_FS_TIME_MAX_S ? created_s : KVS_FS_TIME_MAX_S;
     extent->physical_bytes = stat->physical_bytes;
     kvs_times_take_locked(root, extent, stat);
     error = kvs_extent_publish_locked(store, extent);

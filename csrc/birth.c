@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buckets.h"
 #include "store.h"
 
 struct kvs_discard {
@@ -90,63 +91,6 @@ int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t coun
     }
     grown[writer->made_count++] = made;
     return 0;
-}
-
-static void move_if_in_the_way(struct kvs_root *root, const char *path)
-{
-    struct kvs_fs *fs = root->store->fs;
-    struct kvs_fs_stat stat;
-    if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 && !stat.is_directory) {
-        kvs_quarantine_move(root, path);
-    }
-}
-
-/* What stands where a directory of ours should be (a file, a link that may lead out of the root) is
- * moved aside. */
-static int bucket_make_anew(struct kvs_root *root, const struct kvs_namespace *ns, const char *path)
-{
-    struct kvs_fs *fs = root->store->fs;
-    kvs_judge_begin(root);
-    int error = fs->calls->make_directory(fs, root->fd, path);
-    if (error == -ENOTDIR) {
-        move_if_in_the_way(root, ns->name);
-        move_if_in_the_way(root, path);
-        error = fs->calls->make_directory(fs, root->fd, path);
-    }
-    kvs_judge_end(root);
-    return error;
-}
-
-int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
-                    char *path)
-{
-    struct kvs_store *store = root->store;
-    uint32_t bucket;
-    kvs_bucket_of(ns, key, path, &bucket);
-    uint8_t bit = (uint8_t)(1u << (bucket % 8));
-    kvs_lock(store);
-    int there = ns->bucket_made[root->number][bucket / 8] & bit;
-    kvs_unlock(store);
-    int error = there ? 0 : store->fs->calls->make_directory(store->fs, root->fd, path);
-    if (error == -ENOTDIR && root->is_owner) {
-        error = bucket_make_anew(root, ns, path);
-    }
-    kvs_lock(store);
-    if (error == 0) {
-        ns->bucket_made[root->number][bucket / 8] |= bit;
-    }
-    kvs_unlock(store);
-    return error;
-}
-
-void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key)
-{
-    char path[KVS_PATH_BYTES];
-    uint32_t bucket;
-    kvs_bucket_of(ns, key, path, &bucket);
-    kvs_lock(root->store);
-    ns->bucket_made[root->number][bucket / 8] &= (uint8_t)~(1u << (bucket % 8));
-    kvs_unlock(root->store);
 }
 
 struct birth {

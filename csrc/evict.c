@@ -15,6 +15,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "buckets.h"
 #include "store.h"
 
 enum {
@@ -23,6 +24,7 @@ enum {
     SETTLE_NS = 2000000,
     SETTLE_BYTES = 1 << 20, /* directories and the like make figures differ for good */
     FULL_TRIES = 8,   /* evictions for one put that met a full disk */
+    INODES_FEW = 64,  /* others take some between an error and the look at it */
     STUCK_MAX = 4,    /* files that could not be unlinked, in one search */
     CANDIDATES = 64,  /* extents that a peer used, passed over in one search */
     PINNED_MAX = 4096 /* extents in use, passed over in one search */
@@ -136,10 +138,25 @@ int kvs_evict_one(struct kvs_root *root, int force)
     return -ENOSPC;
 }
 
+static int inodes_short(struct kvs_root *root)
+{
+    struct kvs_fs *fs = root->store->fs;
+    struct kvs_fs_space space;
+    /* Not every file system has a number of them. */
+    return fs->calls->space(fs, root->fd, &space) == 0 && space.total_inodes > 0 &&
+           space.free_inodes < INODES_FEW;
+}
+
+/* Eviction alone leaves the directories, until they have all inodes. Where these are what is short,
+ * empty directories go before any extent does; a quota does not say what it is short of. */
 int kvs_evict_helps(struct kvs_root *root, int error, uint32_t *tries)
 {
-    return (error == -ENOSPC || error == -EDQUOT) && (*tries)++ < FULL_TRIES &&
-           kvs_evict_one(root, 1) == 0;
+    int full = error == -ENOSPC || error == -EDQUOT;
+    if (!full || (*tries)++ >= FULL_TRIES) {
+        return 0;
+    }
+    int removed = (error == -EDQUOT || inodes_short(root)) && kvs_buckets_remove(root) > 0;
+    return (removed && error == -ENOSPC) || kvs_evict_one(root, 1) == 0 || removed;
 }
 
 static void space_refresh(struct kvs_root *root)

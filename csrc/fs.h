@@ -15,12 +15,15 @@
  *   4. No call but open_root (whose path the operator chose) follows a symbolic link, in whatever
  *      component (on the way it is -ENOTDIR), and open_read never blocks on a FIFO: what is not a
  *      regular file is -EINVAL.
- *   5. Times are whole seconds of the wall clock.
+ *   5. Times are whole seconds of the wall clock; those of stat, which anybody may have set, are
+ *      within KVS_FS_TIME_MAX_S of 1970: sums of a few of them do not overflow.
  */
 #ifndef KVS_FS_H
 #define KVS_FS_H
 
 #include <stdint.h>
+
+#define KVS_FS_TIME_MAX_S ((int64_t)1 << 60)
 
 struct kvs_fs_stat {
     uint64_t bytes;          /* length */
@@ -86,6 +89,8 @@ struct kvs_fs_calls {
     int (*link)(struct kvs_fs *fs, int root_fd, const struct kvs_fs_temp *temp, const char *target);
     int (*rename)(struct kvs_fs *fs, int root_fd, const char *from, const char *to); /* replaces */
     int (*unlink)(struct kvs_fs *fs, int root_fd, const char *path);
+    /* -ENOTEMPTY; -ENOTDIR: what is there is no directory, and stays. */
+    int (*remove_directory)(struct kvs_fs *fs, int root_fd, const char *path);
     int (*set_times)(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s);
     int (*stat_fd)(struct kvs_fs *fs, int fd, struct kvs_fs_stat *out);
     int (*stat_path)(struct kvs_fs *fs, int root_fd, const char *path, struct kvs_fs_stat *out);

@@ -120,17 +120,28 @@ static int posix_rename(struct kvs_fs *fs, int root_fd, const char *from, const 
     return rc;
 }
 
-static int posix_unlink(struct kvs_fs *fs, int root_fd, const char *path)
+static int remove_name(int root_fd, const char *path, int flags)
 {
-    (void)fs;
     const char *last;
     const int directory = kvs_fs_posix_enter(root_fd, path, &last);
     if (directory < 0) {
         return directory;
     }
-    const int rc = kvs_fs_posix_result(unlinkat(directory, last, 0));
+    const int rc = kvs_fs_posix_result(unlinkat(directory, last, flags));
     kvs_fs_posix_leave(root_fd, directory);
     return rc;
+}
+
+static int posix_unlink(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    (void)fs;
+    return remove_name(root_fd, path, 0);
+}
+
+static int posix_remove_directory(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    (void)fs;
+    return remove_name(root_fd, path, AT_REMOVEDIR);
 }
 
 static int posix_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
@@ -140,14 +151,20 @@ static int posix_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t m
     return kvs_fs_posix_result(futimens(fd, times));
 }
 
+static int64_t bounded_s(int64_t time_s)
+{
+    const int64_t most_s = time_s < KVS_FS_TIME_MAX_S ? time_s : KVS_FS_TIME_MAX_S;
+    return most_s > -KVS_FS_TIME_MAX_S ? most_s : -KVS_FS_TIME_MAX_S;
+}
+
 static void fill_stat(const struct stat *from, struct kvs_fs_stat *out)
 {
     *out = (struct kvs_fs_stat){
         .bytes = (uint64_t)from->st_size,
         .physical_bytes = (uint64_t)from->st_blocks * 512,
-        .mtime_s = from->st_mtim.tv_sec,
+        .mtime_s = bounded_s(from->st_mtim.tv_sec),
         .mtime_ns = from->st_mtim.tv_nsec,
-        .atime_s = from->st_atim.tv_sec,
+        .atime_s = bounded_s(from->st_atim.tv_sec),
         .inode = from->st_ino,
         .device = from->st_dev,
         .is_regular = S_ISREG(from->st_mode),
@@ -300,6 +317,7 @@ static const struct kvs_fs_calls posix_calls = {
     .link = kvs_fs_posix_link,
     .rename = posix_rename,
     .unlink = posix_unlink,
+    .remove_directory = posix_remove_directory,
     .set_times = posix_set_times,
     .stat_fd = posix_stat_fd,
     .stat_path = posix_stat_path,

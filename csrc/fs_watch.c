@@ -132,6 +132,11 @@ static int watch_unlink(struct kvs_fs *fs, int root_fd, const char *path)
     WATCHED(fs, root_fd, inner(fs)->calls->unlink(inner(fs), root_fd, path));
 }
 
+static int watch_remove_directory(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    WATCHED(fs, root_fd, inner(fs)->calls->remove_directory(inner(fs), root_fd, path));
+}
+
 static int watch_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
 {
     WATCHED(fs, NO_ROOT, inner(fs)->calls->set_times(inner(fs), fd, atime_s, mtime_s));
@@ -222,6 +227,7 @@ static const struct kvs_fs_calls watch_calls = {
     .link = watch_link,
     .rename = watch_rename,
     .unlink = watch_unlink,
+    .remove_directory = watch_remove_directory,
     .set_times = watch_set_times,
     .stat_fd = watch_stat_fd,
     .stat_path = watch_stat_path,

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buckets.h"
 #include "store.h"
 
 static int header_write(struct kvs_root *root, struct kvs_writer *writer,

@@ -4,8 +4,8 @@
  * once.
  *
  * Bounded: 64 entries and a hundredth of the capacity, the newest file excepted; beyond that the
- * oldest file is deleted (a directory is a person's, and stays). Their bytes are charged to the
- * root like those of extents.
+ * oldest file is deleted (a directory or a name of another form is a person's, and stays). Their
+ * bytes are charged to the root like those of extents.
  *
  * Runs on file workers. Only the owner moves files; a peer just stops serving the extent. Whoever
  * else adds or removes files: the next count (at each look of scan.c) sees it.
@@ -18,14 +18,31 @@
 
 #include "store.h"
 
-enum { FILES_MAX = 64, SHARE = 100, TIME_DIGITS = 12, NAME_MAX_BYTES = KVS_PATH_BYTES - 16 };
+enum {
+    FILES_MAX = 64,
+    SHARE = 100,
+    TIME_DIGITS = 12,
+    SEQUENCE_DIGITS = 6,
+    NAME_MAX_BYTES = KVS_PATH_BYTES - 16
+};
 
 struct tally {
     struct kvs_root *root;
-    uint32_t entries, files;
+    uint32_t entries;
+    /* of our own making: */
+    uint32_t files;
     uint64_t bytes, next_sequence;
     char oldest[KVS_PATH_BYTES];
 };
+
+static int is_ours(const char *name)
+{
+    static const char digits[] = "0123456789";
+    const char *sequence = name + TIME_DIGITS + 1;
+    return strlen(name) < NAME_MAX_BYTES && strspn(name, digits) == TIME_DIGITS &&
+           name[TIME_DIGITS] == '-' && strspn(sequence, digits) == SEQUENCE_DIGITS &&
+           sequence[SEQUENCE_DIGITS] == '-';
+}
 
 static int tally_one(void *argument, const char *name, uint8_t is_directory)
 {
@@ -34,7 +51,7 @@ static int tally_one(void *argument, const char *name, uint8_t is_directory)
     char path[KVS_PATH_BYTES];
     struct kvs_fs_stat stat;
     tally->entries++;
-    if (is_directory || strlen(name) >= NAME_MAX_BYTES) {
+    if (is_directory || !is_ours(name)) {
         return 0;
     }
     snprintf(path, sizeof(path), "quarantine/%s", name);
@@ -46,10 +63,8 @@ static int tally_one(void *argument, const char *name, uint8_t is_directory)
     if (!tally->oldest[0] || strcmp(path, tally->oldest) < 0) {
         strcpy(tally->oldest, path);
     }
-    if (strlen(name) > TIME_DIGITS + 1) {
-        uint64_t next = strtoull(name + TIME_DIGITS + 1, NULL, 10) + 1;
-        tally->next_sequence = next > tally->next_sequence ? next : tally->next_sequence;
-    }
+    uint64_t next = strtoull(name + TIME_DIGITS + 1, NULL, 10) + 1;
+    tally->next_sequence = next > tally->next_sequence ? next : tally->next_sequence;
     return 0;
 }
 

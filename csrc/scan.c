@@ -30,13 +30,15 @@ struct names {
     char (*list)[KVS_PATH_BYTES];
     uint32_t count, room;
     int directories;
+    int (*is_wanted)(const char *name);
 };
 
+/* Keeps only what is wanted: who else puts names into our directories costs us no memory. */
 static int name_add(void *argument, const char *name, uint8_t is_directory)
 {
     struct names *names = argument;
     if (name[0] == '.' || (names->directories != 0) != (is_directory != 0) ||
-        strlen(name) >= KVS_PATH_BYTES) {
+        strlen(name) >= KVS_PATH_BYTES || !names->is_wanted(name)) {
         return 0;
     }
     if (names->count == names->room) {
@@ -52,9 +54,10 @@ static int name_add(void *argument, const char *name, uint8_t is_directory)
     return 0;
 }
 
-static int names_of(struct kvs_root *root, const char *path, int directories, struct names *out)
+static int names_of(struct kvs_root *root, const char *path, int directories,
+                    int (*is_wanted)(const char *), struct names *out)
 {
-    *out = (struct names){root, NULL, 0, 0, directories};
+    *out = (struct names){root, NULL, 0, 0, directories, is_wanted};
     int error = root->store->fs->calls->list(root->store->fs, root->fd, path, name_add, out);
     return error == -ENOENT ? 0 : error;
 }
@@ -62,6 +65,29 @@ static int names_of(struct kvs_root *root, const char *path, int directories, st
 static int is_hex(const char *text, size_t length)
 {
     return strlen(text) == length && strspn(text, "0123456789abcdef") == length;
+}
+
+static int is_bucket(const char *name)
+{
+    return is_hex(name, 3);
+}
+
+static int is_namespace(const char *name)
+{
+    return is_hex(name, KVS_NAMESPACE_NAME_BYTES - 1);
+}
+
+static int is_extent(const char *name)
+{
+    struct kvs_key key;
+    return kvs_key_from_name(name, &key) == 0;
+}
+
+/* As FORMAT has them. A tmp/ may be older than the store, and hold what is not ours to remove. */
+static int is_temporary(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 7 && strncmp(name, "kv-", 3) == 0 && strcmp(name + length - 4, ".tmp") == 0;
 }
 
 static int stopped_locked(const struct kvs_root *root, uintptr_t life)
@@ -95,7 +121,9 @@ static int changed(struct kvs_root *root, const struct bucket *bucket)
     if (fs->calls->stat_path(fs, root->fd, bucket->path, &stat) < 0) {
         return 1;
     }
-    int64_t at_ns = stat.mtime_s * KVS_NS_PER_S + stat.mtime_ns;
+    /* Only compared: a time after 2262 wraps. */
+    uint64_t at_s = (uint64_t)stat.mtime_s;
+    int64_t at_ns = (int64_t)(at_s * (uint64_t)KVS_NS_PER_S + (uint64_t)stat.mtime_ns);
     kvs_lock(root->store);
     int64_t *seen_ns = &seen->at_ns[bucket->number];
     uint8_t *looks = &seen->looks[bucket->number];
@@ -127,7 +155,7 @@ static int tells_nothing(enum kvs_reason reason)
 static int scan_bucket(struct kvs_root *root, const struct bucket *bucket)
 {
     struct names names;
-    int error = names_of(root, bucket->path, 0, &names);
+    int error = names_of(root, bucket->path, 0, is_extent, &names);
     int again = error < 0;
     for (uint32_t i = 0; i < names.count; i++) {
         struct kvs_key key;
@@ -136,9 +164,7 @@ static int scan_bucket(struct kvs_root *root, const struct bucket *bucket)
             again = 1;
             break;
         }
-        if (kvs_key_from_name(names.list[i], &key) < 0) {
-            continue;
-        }
+        kvs_key_from_name(names.list[i], &key);
         enum kvs_reason reason = kvs_adopt(root, bucket->ns, &key, 0, &extent);
         if (reason == KVS_REASON_NONE) {
             kvs_lock(root->store);
@@ -154,13 +180,6 @@ static int scan_bucket(struct kvs_root *root, const struct bucket *bucket)
     return error;
 }
 
-/* As FORMAT has them. A tmp/ may be older than the store, and hold what is not ours to remove. */
-static int is_temporary(const char *name)
-{
-    size_t length = strlen(name);
-    return length > 7 && strncmp(name, "kv-", 3) == 0 && strcmp(name + length - 4, ".tmp") == 0;
-}
-
 /* Names that a dead process left in a tmp/; ours are younger than an hour. One that was about to be
  * linked has its valid-until for mtime, days ahead: there atime says when that was. The file system
  * dates them by the real wall clock: after a step the worst is that a put under way is dropped. */
@@ -170,11 +189,11 @@ static void sweep_temporaries(struct kvs_root *root, const char *directory)
     char path[2 * KVS_PATH_BYTES];
     struct names names;
     struct kvs_fs_stat stat;
-    names_of(root, directory, 0, &names);
+    names_of(root, directory, 0, is_temporary, &names);
     int64_t now_s = root->store->clock->wall_s(root->store->clock);
     for (uint32_t i = 0; i < names.count; i++) {
         snprintf(path, sizeof(path), "%s/%s", directory, names.list[i]);
-        if (is_temporary(names.list[i]) && fs->calls->stat_path(fs, root->fd, path, &stat) == 0 &&
+        if (fs->calls->stat_path(fs, root->fd, path, &stat) == 0 &&
             (stat.mtime_s < now_s ? stat.mtime_s : stat.atime_s) + 3600 < now_s) {
             fs->calls->unlink(fs, root->fd, path);
         }
@@ -208,11 +227,8 @@ static int scan_namespace(struct kvs_root *root, const char *name, uintptr_t lif
     if (!bucket.ns) {
         return -ENOMEM;
     }
-    int error = names_of(root, name, 1, &buckets);
+    int error = names_of(root, name, 1, is_bucket, &buckets);
     for (uint32_t i = 0; i < buckets.count && !stopped(root, life); i++) {
-        if (!is_hex(buckets.list[i], 3)) {
-            continue;
-        }
         bucket.number = (uint32_t)strtoul(buckets.list[i], NULL, 16);
         snprintf(bucket.path, sizeof(bucket.path), "%s/%s", name, buckets.list[i]);
         if (changed(root, &bucket)) {
@@ -236,16 +252,14 @@ static int look(struct kvs_root *root, uintptr_t life)
     if (first) {
         sweep_temporaries(root, "tmp");
     }
-    int error = names_of(root, ".", 1, &names);
+    int error = names_of(root, ".", 1, is_namespace, &names);
     for (uint32_t i = 0; i < names.count && !stopped(root, life); i++) {
-        if (is_hex(names.list[i], KVS_NAMESPACE_NAME_BYTES - 1)) {
-            if (first) {
-                snprintf(temporary, sizeof(temporary), "%s/tmp", names.list[i]);
-                sweep_temporaries(root, temporary);
-            }
-            int failed = scan_namespace(root, names.list[i], life);
-            error = error ? error : failed;
+        if (first) {
+            snprintf(temporary, sizeof(temporary), "%s/tmp", names.list[i]);
+            sweep_temporaries(root, temporary);
         }
+        int failed = scan_namespace(root, names.list[i], life);
+        error = error ? error : failed;
     }
     free(names.list);
     kvs_quarantine_count(root);

@@ -311,10 +311,6 @@ void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *trans
 void kvs_transfers_give_up_locked(struct kvs_root *root);
 
 /* ---- writer.c, stage.c, birth.c, publish.c ---- */
-int kvs_bucket_make(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key,
-                    char *path);
-/* The directory is not there (any more). */
-void kvs_bucket_forget(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *key);
 /* The next run of keys[*at..count) that is not resident and crosses no multiple of `grid`: its
  * length, and *at behind it; 0: there is no other. Resident blocks on the way are renewed and added
  * to *resident. */
@@ -347,7 +343,8 @@ void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes);
 void kvs_room_taken_locked(struct kvs_root *root, uint64_t bytes, int allocated);
 /* File workers: frees some bytes: what is paced (pace.c), else one extent. 0, or -ENOSPC. */
 int kvs_evict_one(struct kvs_root *root, int force);
-/* After ENOSPC or EDQUOT: 1 if something was evicted: try again. *tries counts over one put. */
+/* After ENOSPC or EDQUOT: 1 if something was evicted, or a directory removed where inodes are what
+ * is short: try again. *tries counts over one put. */
 int kvs_evict_helps(struct kvs_root *root, int error, uint32_t *tries);
 /* File workers: evicts until the budget holds, after others' extents were adopted. */
 void kvs_room_restore(struct kvs_root *root);

@@ -205,6 +205,7 @@ struct kvs_root {
     /* capacity */
     uint64_t capacity_bytes, reserve_bytes, used_bytes;
     uint64_t promised_bytes; /* charged and not allocated yet: the file system does not know */
+    uint64_t bucket_turn; /* buckets.c */
     int writes_full; /* a write met a full disk or quota: the next put evicts first */
     struct kvs_fs_space space;
     int64_t space_read_ns;

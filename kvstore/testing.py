@@ -62,6 +62,7 @@ class FileCall(IntEnum):
     LOCK = 18
     DIRECT_UNIT = 19
     REPLACE = 20
+    REMOVE_DIRECTORY = 21
 
 
 class Poor(IntFlag):

@@ -2,6 +2,7 @@
 on disk. Every store here runs on a driven clock and keeps house only when told to.
 """
 
+import dataclasses
 import logging
 import os
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from kvstore.cache import Cache
 from kvstore.chain import Chain
 from kvstore.store import Store, open_blocking
 from kvstore.testing import START_WALL_S, Injection, VirtualClock
+from tests.support.extent_bytes import replace
+from tests.support.extent_reader import read_extent
+from tests.support.make_extents import as_made, encode
 from tests.support.prompts import (
     GRID,
     eventually,
@@ -293,3 +297,29 @@ def test_a_peer_with_another_clock_neither_loses_nor_keeps_for_ever(tmp_path: Pa
         eventually(lambda: answer(kv, theirs) == (5, None), "the owner met it")
         clock.advance(CHAT)
         assert answer(kv, theirs) == (0, "expired"), "not valid for years"
+
+
+@pytest.mark.parametrize("created_s", [2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("far_s", [430 * 365 * DAY, -68 * 365 * DAY])
+def test_dates_that_nobody_can_mean_harm_no_sum(far_s: int, created_s: int, tmp_path: Path) -> None:
+    """Of files, their directories and in headers. Served, renewed and moved along with a step; for
+    the sums themselves this runs with the checks for undefined behaviour."""
+    clock = VirtualClock()
+    with opened(tmp_path, clock) as store:
+        chain = put_named(store.cache(LAYOUT), "prompt")
+    path = file_named(tmp_path, chain[0])
+    replace(path, encode(dataclasses.replace(as_made(read_extent(path)), created_s=created_s)))
+    until_s = int(path.stat().st_mtime)
+    os.utime(path, (far_s, far_s if far_s > 0 else until_s))
+    for directory in (path.parent, path.parent.parent):
+        os.utime(directory, (far_s, far_s))
+    with opened(tmp_path, clock) as store:
+        kv = store.cache(LAYOUT)
+        assert load(kv, kv.match(chain)) == (5, None)
+        assert load(kv, kv.match(chain)) == (5, None)
+        clock.step_wall(HOUR)
+        store.tick()
+        assert answer(kv, chain) == (5, None)
+        clock.advance(8 * DAY)
+        store.tick()
+        assert answer(kv, chain) == (0, "expired")

@@ -377,3 +377,24 @@ def test_a_quarantine_full_of_directories_takes_no_more_and_loses_none(root: Pat
             assert kept.load() == (0, "damaged")
             kept.check_whole()
     assert contents(root / "quarantine") == before
+
+
+def test_a_quarantine_full_of_a_persons_files_takes_no_more_and_loses_none(root: Path) -> None:
+    """Whatever they are called, short of the very form that ours have."""
+    quarantine = root / "quarantine"
+    quarantine.mkdir()
+    names = ["0", "123456789012-note", "123456789012-12345-a", "12345678901-123456-a"]
+    names += ["1234567890123-123456-a", "123456789012-123456", "123456789012_123456-a"]
+    for name in names + [f"{number:03} notes.txt" for number in range(QUARANTINE_MAX)]:
+        (quarantine / name).write_bytes(b"of a person")
+    before = contents(quarantine)
+    (quarantine / "000000000001-000000-mine").write_bytes(b"of an earlier life")
+    with opened(root, pool=POOL) as store:
+        warm(store)
+        kept = Kept(store, SMALL, root)
+        for _ in range(3):
+            damage(kept)
+            assert kept.load() == (0, "damaged")
+            kept.check_whole()
+        assert store.stats().quarantine_deleted == 1
+    assert contents(quarantine) == before

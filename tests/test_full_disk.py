@@ -76,6 +76,28 @@ def test_a_disk_that_stays_full_ends_each_put_after_a_few_evictions(
         assert_whole(it.kv, new[0])
 
 
+def test_a_quota_on_inodes_takes_empty_buckets_and_nothing_else(tmp_path: Path) -> None:
+    """The tries of one put go once round all buckets; what is removed is made again when needed."""
+    with troubled(tmp_path) as it:
+        chains = fill(it.kv, range(40), it.clock)
+        gone, kept = chains[:12], chains[12:]
+        buckets = [tmp_path / it.kv.namespace / chain[0].hex()[:3] for chain in gone]
+        others = [tmp_path / it.kv.namespace / chain[0].hex()[:3] for chain in kept]
+        for chain in gone:
+            it.kv.delete_blocking(chain[0])
+        eventually(lambda: not any(any(b.iterdir()) for b in buckets), "their files are gone")
+        (buckets[0] / "note").write_text("of a person")
+        it.files.add(FileCall.OPEN_TEMP, EDQUOT, count=0)
+        assert put(it.kv, chain_named(it.kv, "hopeless")) == 0
+        it.files.clear()
+        assert (buckets[0] / "note").read_text() == "of a person"
+        assert [b for b in {*buckets[1:]} - {*others} if b.exists()] == []
+        assert resident(it.kv, kept) == list(range(TRIES, len(kept)))
+        for chain in [*gone, *kept[:TRIES]]:
+            assert put(it.kv, chain) == GRID
+            assert_whole(it.kv, chain)
+
+
 def test_nothing_is_lost_to_a_disk_that_refuses_to_unlink(tmp_path: Path) -> None:
     """Evicting gains nothing there: a few tries, and the rest of the index is left alone."""
     with troubled(tmp_path) as it:
@@ -288,3 +310,22 @@ def test_a_disk_without_inodes_heals_by_eviction(tmp_path: Path) -> None:
                 assert put(kv, chain) == 1
                 assert_whole(kv, chain)
             assert 15 <= store.stats().evicted_extents <= 40
+
+
+@pytest.mark.root
+def test_a_disk_without_inodes_heals_though_every_prompt_needs_a_directory(tmp_path: Path) -> None:
+    """Many more prompts than inodes: directories that eviction left empty have to go too. Over two
+    lives, the second of which made none of the directories that it finds."""
+    with small_disk(tmp_path, "ext4", "-N", "64", mebibytes=48) as root:
+        for life in range(2):
+            with open_blocking(root, capacity="40MB", reserve=0, pool="8MB") as store:
+                kv = store.cache(LAYOUT)
+                # Before, it knows of nothing that it could evict.
+                eventually(lambda s=store: not s.info().roots[0].warming, "the scan ended")
+                for turn in range(60):
+                    chain = chain_named(kv, (life, turn), 1)
+                    assert put(kv, chain) == 1, (life, turn)
+                    assert kv.match(chain).blocks == 1
+                assert_whole(kv, chain)
+                assert store.stats().blocks > 10, "most of it still holds something"
+                assert store.info().roots[0].state == "up"

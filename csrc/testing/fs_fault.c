@@ -177,6 +177,13 @@ static int fault_unlink(struct kvs_fs *fs, int root_fd, const char *path)
              .fd = -1, .path = path);
 }
 
+static int fault_remove_directory(struct kvs_fs *fs, int root_fd, const char *path)
+{
+    PASS_OR_RETURN(fs, KVS_FS_REMOVE_DIRECTORY);
+    RECORDED(fs, inner(fs)->calls->remove_directory(inner(fs), root_fd, path),
+             .call = KVS_FS_REMOVE_DIRECTORY, .fd = -1, .path = path);
+}
+
 static int fault_set_times(struct kvs_fs *fs, int fd, int64_t atime_s, int64_t mtime_s)
 {
     PASS_OR_RETURN(fs, KVS_FS_SET_TIMES);
@@ -284,6 +291,7 @@ static const struct kvs_fs_calls fault_calls = {
     .link = fault_link,
     .rename = fault_rename,
     .unlink = fault_unlink,
+    .remove_directory = fault_remove_directory,
     .set_times = fault_set_times,
     .stat_fd = fault_stat_fd,
     .stat_path = fault_stat_path,

@@ -37,6 +37,7 @@ enum kvs_fs_call {
     KVS_FS_LOCK,
     KVS_FS_DIRECT_UNIT,
     KVS_FS_REPLACE,
+    KVS_FS_REMOVE_DIRECTORY,
     KVS_FS_CALL_COUNT
 };
 

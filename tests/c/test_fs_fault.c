@@ -68,6 +68,7 @@ static void test_passes_everything_on_and_counts(void)
     assert(calls->unlink(fs, root, "ns/b") == 0 && !is_there("ns/b"));
     assert(calls->lock(fs, root, "lock", holder, sizeof holder, &lock_fd) == 0);
     calls->unlock(fs, root, "lock", lock_fd);
+    assert(calls->remove_directory(fs, root, "ns") == 0 && !is_there("ns"));
     const int moved = dup(root);
     assert(calls->replace(fs, moved, -1) == 0 && openat(moved, "lock", O_RDONLY) < 0);
     assert(errno == ENOTDIR && close(moved) == 0);

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -304,6 +305,31 @@ static void test_listing_tells_directories_and_can_be_stopped(void)
     puts("ok listing_tells_directories_and_can_be_stopped");
 }
 
+static void test_a_directory_is_removed_when_it_is_empty_and_one(void)
+{
+    const struct kvs_fs_calls *calls = fs->calls;
+    assert(calls->make_directory(fs, root, "gone/sub") == 0);
+    assert(symlinkat("gone", root, "way") == 0 && symlinkat("sub", root, "gone/link") == 0);
+    assert(calls->remove_directory(fs, root, "gone") == -ENOTEMPTY);
+    assert(calls->remove_directory(fs, root, "gone/link") == -ENOTDIR);
+    assert(calls->remove_directory(fs, root, "way/sub") == -ENOTDIR);
+    assert(calls->remove_directory(fs, root, "gone/sub") == 0);
+    assert(calls->remove_directory(fs, root, "gone/sub") == -ENOENT);
+    puts("ok a_directory_is_removed_when_it_is_empty_and_one");
+}
+
+static void test_times_that_others_set_are_bounded(void)
+{
+    struct kvs_fs_stat stat;
+    const int fd = memfd_create("far", MFD_CLOEXEC); /* any time fits into its inode */
+    const struct timespec times[2] = {{.tv_sec = INT64_MIN}, {.tv_sec = INT64_MAX}};
+    assert(fd >= 0 && futimens(fd, times) == 0);
+    assert(fs->calls->stat_fd(fs, fd, &stat) == 0);
+    assert(stat.atime_s == -KVS_FS_TIME_MAX_S && stat.mtime_s == KVS_FS_TIME_MAX_S);
+    close(fd);
+    puts("ok times_that_others_set_are_bounded");
+}
+
 static void test_space_is_told(void)
 {
     struct kvs_fs_space space;
@@ -344,6 +370,8 @@ int main(void)
     test_reads_take_any_alignment();
     test_writes_take_unaligned_memory();
     test_listing_tells_directories_and_can_be_stopped();
+    test_a_directory_is_removed_when_it_is_empty_and_one();
+    test_times_that_others_set_are_bounded();
     test_space_is_told();
     assert(fs->calls->close(fs, root) == 0);
     assert(fs->calls->close(fs, root) == -EBADF);

@@ -185,7 +185,7 @@ class Disk:
             file = self.now[path]
             self._name(number, path, None)
             self._name(number, target, file)
-        elif call == FileCall.UNLINK:
+        elif call in (FileCall.UNLINK, FileCall.REMOVE_DIRECTORY):
             self._name(number, path, None)
         elif call in (*WRITES, FileCall.ALLOCATE, FileCall.SET_TIMES):
             self.owner[number] = self.by_inode[change.inode]
