@@ -67,8 +67,9 @@ def test_a_disk_that_stays_full_ends_each_put_after_a_few_evictions(
             before = it.files.calls(call)
             assert put(it.kv, chain_named(it.kv, ("hopeless", turn))) == 0
             assert it.files.calls(call) - before <= TRIES + 1
-            kept = max(0, kept - TRIES)
-            assert len(resident(it.kv, chains)) == kept
+            before, kept = kept, len(resident(it.kv, chains))
+            # What the put before had begun, and is given back, counts as a try as well.
+            assert max(0, before - TRIES) <= kept <= max(0, before - TRIES + 1)
         assert it.store.stats().dropped_blocks == 5 * GRID
         assert it.root().state == "up"
         it.files.clear()
