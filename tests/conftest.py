@@ -8,6 +8,7 @@ expected_skips.txt fails the run: a suite that skips what it cannot do here woul
 
 import os
 import re
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,10 @@ import pytest
 # An example that takes long is not an error here (a busy machine); a failure prints its seed.
 hypothesis.settings.register_profile("kvstore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kvstore")
+
+# A shell that starts a run in the background has it ignore Ctrl-C, and children would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 EXPECTED = Path(__file__).with_name("expected_skips.txt")
 # An import or a quoted name: importorskip("torch"), [sys.executable, "-m", "mla_prefill"].
