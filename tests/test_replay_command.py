@@ -95,6 +95,8 @@ def test_what_would_fail_at_the_end_fails_at_once(
     pytest.importorskip("matplotlib")
     assert main(["replay", str(path), "--plot", "out.doc"]) == 1
     assert "png" in capsys.readouterr().err
+    assert main(["replay", str(path), "--plot", str(tmp_path / "none" / "out.png")]) == 1
+    assert "mkdir" in capsys.readouterr().err
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "abacus"}')
     assert main(["replay", str(path), "--layout", str(config)]) == 1
@@ -159,12 +161,15 @@ def test_a_bad_trace_ends_with_1_and_names_the_line(
         ["t", "--capacity-blocks", "0"],
         ["t", "--extent-blocks", "17"],
         ["t", "--speed", "0"],
+        ["t", "--speed", "inf"],
         ["t", "--stagger", "-1"],
+        ["t", "--stagger", "inf"],
         ["t", "--ttl", "agent=soon"],
         ["t", "--ttl", "agent=0s"],
         ["t", "--admission", "never"],
         ["t", "--class", "robot"],
         ["t", "--price-hit", "1"],
+        ["t", "--price-hit", "nan", "--price-miss", "1"],
     ],
 )
 def test_a_wrong_command_line_ends_with_2(

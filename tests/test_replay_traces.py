@@ -251,6 +251,7 @@ def test_a_bad_line_is_named_with_what_was_expected(
     [
         ("", "is empty; a trace is Mooncake"),
         ("nonsense\n", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[1]\n", "not a JSON object"),
         ('{"prompt": "hello"}\n', r"fields \['prompt'\] are of no format known here"),
         ('{"hash_ids": {"sys_prompt": [1]}, "timestamp": 0}\n', "of no format"),

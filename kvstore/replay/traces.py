@@ -110,7 +110,7 @@ def format_of(line: Line) -> str:
     """ "mooncake", "bailian", "weka" or "tokens"."""
     try:
         fields = msgspec.json.decode(line.text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise line.error(f"not JSON ({error}); {_KNOWN}") from None
     if not isinstance(fields, dict):
         raise line.error(f"not a JSON object; {_KNOWN}")
@@ -127,7 +127,7 @@ def format_of(line: Line) -> str:
 def _decoded(decoder: "msgspec.json.Decoder[T]", line: Line, what: str) -> T:
     try:
         return decoder.decode(line.text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise line.error(f"not {what}: {error}") from None
 
 
@@ -347,5 +347,7 @@ def _tokens(lines: Iterator[Line], options: Options) -> _TokenSessions:
             length, latest = request.keep + len(request.add), request.t
             sessions.add(index, session.t0_us / 1e6 + request.t, request)
     if not sessions.times:
+        if options.only_set is None:
+            raise TraceError("no requests: its sessions are empty")
         raise TraceError(f"no session of the set {options.only_set!r}; there are {sorted(sets)}")
     return sessions
