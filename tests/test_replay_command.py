@@ -125,7 +125,12 @@ def test_real_io_writes_where_it_is_told(
     assert found["requests"] == 3, "of the two sessions one is even; it has three"
     real = found["real"]
     assert real["verified_bytes"] > 0
-    assert any((tmp_path / "kv").rglob("*.kv"))
+    kept = sorted((tmp_path / "kv").rglob("*.kv"))
+    assert kept
+    again = ["replay", str(path), "--io", "real", "--root", str(tmp_path / "kv")]
+    assert main(again) == 1, "what lies there would count as hits, or be evicted"
+    assert "is not empty" in capsys.readouterr().err
+    assert sorted((tmp_path / "kv").rglob("*.kv")) == kept
 
 
 def test_a_layout_by_config_json(

@@ -258,6 +258,7 @@ def test_a_bad_line_is_named_with_what_was_expected(
         ('{"block_size": 64, "requests": [{"in": 64, "b": [[1, 2]]}]}\n', "2 blocks of 64"),
         ('{"block_size": 64, "requests": [{"in": 64, "b": [[1, 0]]}]}\n', "a run of ids"),
         ('{"block_size": 64, "requests": [{"in": 9, "b": [[1]]}]}\n', r"\$\.requests\[0\]\.b"),
+        ('{"block_size": 64, "requests": [{"in": 64, "b": [[2000000000, 1]]}]}\n', "in all"),
         ('{"block_size": 0, "requests": []}\n', "block_size is 0"),
         (TOKENS.replace('"keep": 0', '"keep": 3'), "keeps 3 of 0"),
         (TOKENS.replace("[1]", "[-1]"), "token id"),

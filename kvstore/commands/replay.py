@@ -69,7 +69,7 @@ def add(commands: "Commands") -> None:
         "--io", choices=("none", "real"), default="none",
         help="none: the store's index and LRU without devices; real: write and load extents",
     )  # fmt: skip
-    _option(parser, "--root", Path, "DIR", "where --io real writes; default: temporary")
+    _option(parser, "--root", Path, "DIR", "where --io real writes, empty; default: temporary")
     _option(parser, "--pool", argument(parse_size), "SIZE", "memory of --io real", 256 * 10**6)
     _option(parser, "--layout", Path, "FILE", "the model's config.json: bytes of a block")
     _option(parser, "--requests", positive, "N", "the first N only")

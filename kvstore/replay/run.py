@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from kvstore.errors import KvstoreError
 from kvstore.layout import Layout
 from kvstore.replay.files import TraceError
 from kvstore.replay.real import Real, small_layout
@@ -201,6 +202,11 @@ class Replay:
 
     def _real(self, stack: ExitStack) -> Real:
         plan = self.plan
+        if plan.real_root and plan.real_root.is_dir() and any(plan.real_root.iterdir()):
+            raise KvstoreError(
+                f"{plan.real_root} is not empty: what lies there would be evicted, and hit; name a"
+                " directory of its own"
+            )
         root = plan.real_root or Path(stack.enter_context(TemporaryDirectory(prefix="kvstore-")))
         capacity = plan.capacity_bytes
         if plan.capacity_blocks is not None:
