@@ -198,6 +198,15 @@ def test_money_is_what_the_recovered_tokens_would_have_cost_less() -> None:
     assert told.saved_if_fixed == pytest.approx(gained * (price.miss - price.hit) / 1e6, rel=0.02)
 
 
+def test_money_counts_the_block_that_the_difference_lies_in() -> None:
+    ids = list(range(1290))
+    price = price_of("deepseek-v4-flash")
+    told = told_of((ids, [*ids[:700], 9999, *ids[701:]]), price=price)
+    assert (told.hit_tokens, told.recoverable_tokens) == (640, 589)
+    gained = 1280 - 640  # whole blocks: 700 + 589 tokens would agree
+    assert told.saved_if_fixed == pytest.approx(gained * (price.miss - price.hit) / 1e6)
+
+
 def test_with_a_tokenizer_tokens_are_exact_and_ids_are_shown(tmp_path: Path) -> None:
     import tokenizers
 
