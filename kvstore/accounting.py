@@ -198,7 +198,7 @@ class Ledger:
     ) -> None:
         """day: today in UTC when None."""
         when = day or datetime.datetime.now(datetime.timezone.utc).date()
-        key = (tenant, retention, when.isoformat())
+        key = (tenant, retention, _day(when))
         self._accounts.setdefault(key, Account()).add(used)
 
     def __iter__(self) -> Iterator[Row]:
@@ -207,9 +207,15 @@ class Ledger:
             yield Row(tenant=tenant, retention=retention, day=day, account=account)
 
     def total(
-        self, *, tenant: str | None = None, retention: str | None = None, day: str | None = None
+        self,
+        *,
+        tenant: str | None = None,
+        retention: str | None = None,
+        day: datetime.date | str | None = None,
     ) -> Account:
-        """The sum over all lines that agree with what is given."""
+        """The sum over all lines that agree with what is given. day: also as "2026-11-29"."""
+        if isinstance(day, datetime.date):
+            day = _day(day)
         sum_of = Account()
         for row in self:
             wanted = ((tenant, row.tenant), (retention, row.retention), (day, row.day))
@@ -237,6 +243,11 @@ class Ledger:
                 row.account
             )
         return ledger
+
+
+def _day(date: datetime.date) -> str:
+    """Without the time of day that a datetime has."""
+    return f"{date:%Y-%m-%d}"
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):

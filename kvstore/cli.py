@@ -57,7 +57,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         code: int = options.run(options)
     except BrokenPipeError:
         raise
-    except (KvstoreError, OSError, ValueError, KeyError) as error:
+    except (KvstoreError, OSError, ValueError, KeyError, MemoryError) as error:
         print(f"kvstore: {said(error)}", file=sys.stderr)
         return FAILED
     return code

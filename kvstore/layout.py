@@ -318,6 +318,8 @@ def _facts(config: "str | os.PathLike[str] | Mapping[str, Any]") -> Mapping[str,
         facts = config
     else:
         facts = json.loads(Path(config).read_text(encoding="utf-8"))
+        if not isinstance(facts, dict):
+            raise ValueError(f"{os.fspath(config)} is no config.json: it holds no JSON object")
     inner: Mapping[str, Any] = facts.get("text_config", facts)
     return inner
 

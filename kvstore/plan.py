@@ -8,6 +8,7 @@ Assumes that the prompt is found whole and that nothing else has to be loaded. L
 part of the load behind what is computed, so these loads are upper bounds of what is waited for.
 """
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,9 +68,13 @@ def plan(
     target_s: float = TARGET_S,
     block_tokens: int = BLOCK_TOKENS,
 ) -> Plan:
-    """The break-even table. gbps: 1e9 bytes a second. ValueError for what is not positive."""
-    if prompt_tokens < 1 or block_tokens < 1 or min(prefill_tps, target_s, *gbps, 1.0) <= 0:
-        raise ValueError("prompt, block, prefill speed, target and bandwidths must be positive")
+    """The break-even table. gbps: 1e9 bytes a second. ValueError for what is not positive
+    and finite."""
+    rates = (prefill_tps, target_s, *gbps)
+    if min(prompt_tokens, block_tokens) < 1 or not all(0 < rate < math.inf for rate in rates):
+        raise ValueError(
+            "prompt, block, prefill speed, target and bandwidths must be positive and finite"
+        )
     prefill_s = prompt_tokens / prefill_tps
     rows = []
     for model, one in footprints.items():

@@ -113,12 +113,21 @@ def test_a_ledger_sums_by_tenant_class_and_day_and_survives_a_file(tmp_path: Pat
     assert len(list(ledger)) == 8
     assert ledger.total().requests == 16
     assert ledger.total(tenant="a", day="2026-11-29").prompt_tokens == 4000
+    assert ledger.total(tenant="a", day=days[0]).prompt_tokens == 4000
     assert ledger.total(retention="chat").hit_rate == 0.64
     ledger.save(tmp_path / "ledger.json")
     assert list(Ledger.read(tmp_path / "ledger.json")) == list(ledger)
     (tmp_path / "ledger.json").write_text("[{}]")
     with pytest.raises(ValueError, match=r"ledger\.json is not a ledger"):
         Ledger.read(tmp_path / "ledger.json")
+
+
+def test_a_moment_is_of_its_day() -> None:
+    ledger = Ledger()
+    moment = datetime.datetime(2026, 11, 29, 23, 59)
+    ledger.add(kvstore.usage(prompt_tokens=64, hit_tokens=0), day=moment)
+    assert [row.day for row in ledger] == ["2026-11-29"]
+    assert ledger.total(day=moment).requests == 1
 
 
 @given(requests, st.sampled_from(kvstore.PRICES), st.sampled_from(["5m", "1h"]))

@@ -96,6 +96,17 @@ def test_what_is_not_there_is_one_line_that_names_it(
     assert str(missing) in printed.err and ("; " in printed.err or ", or " in printed.err)
 
 
+def test_want_of_memory_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("kvstore.plan.plan", without)
+    assert main(["plan"]) == 1
+    assert capsys.readouterr().err == "kvstore: out of memory\n"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -198,6 +198,15 @@ def test_money_is_what_the_recovered_tokens_would_have_cost_less() -> None:
     assert told.saved_if_fixed == pytest.approx(gained * (price.miss - price.hit) / 1e6, rel=0.02)
 
 
+def test_money_counts_the_block_that_the_difference_lies_in() -> None:
+    ids = list(range(1290))
+    price = price_of("deepseek-v4-flash")
+    told = told_of((ids, [*ids[:700], 9999, *ids[701:]]), price=price)
+    assert (told.hit_tokens, told.recoverable_tokens) == (640, 589)
+    gained = 1280 - 640  # whole blocks: 700 + 589 tokens would agree
+    assert told.saved_if_fixed == pytest.approx(gained * (price.miss - price.hit) / 1e6)
+
+
 def test_with_a_tokenizer_tokens_are_exact_and_ids_are_shown(tmp_path: Path) -> None:
     import tokenizers
 
@@ -260,6 +269,14 @@ def test_lines_are_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
     assert lint(tmp_path, block_tokens=16).hit_tokens == len(texts[0]) // 4 // 16 * 16
 
 
+def test_a_line_that_is_no_prompt_costs_none_of_those_behind_it(tmp_path: Path) -> None:
+    good = json.dumps({"prompt": SYSTEM}).encode()
+    (tmp_path / "log.jsonl").write_bytes(b"\n".join([good, b"{", b'"\xff"', b"[" * 99_999, good]))
+    told = lint(tmp_path)
+    assert told.requests == 2
+    assert [line.rpartition("log.jsonl:")[2][0] for line in told.unreadable] == ["2", "3", "4"]
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 
@@ -286,6 +303,7 @@ def test_the_command_prints_writes_and_refuses(
         (["explain", "--lint", str(tmp_path / "none")], "not a directory"),
         (["explain", str(a), str(tmp_path / "none.txt")], "none.txt"),
         (["explain", str(a), str(b), "--tokenizer", str(tmp_path / "t")], "tokenizer.json"),
+        (["explain", str(a), str(b), "--tokenizer", str(a)], "no tokenizer.json"),
         (["explain", str(a), str(b), "--price", "x"], "no price of 'x'"),
     ):
         assert main(wrong) == 1
@@ -299,6 +317,9 @@ def test_the_command_prints_writes_and_refuses(
         ("a.json", b"{}", "expected"),
         ("a.json", b'{"messages": ["x"]}', "messages[0]"),
         ("a.json", b'{"token_ids": [1, "x"]}', "whole numbers"),
+        ("a.json", b"[" * 100_000, "not JSON"),
+        ("a.json", b'{"prompt": "\\ud800"}', "not JSON"),
+        ("a.json", b'{"messages": [], "tools": 5}', "tools must be a list"),
         ("a.txt", b"\xff", "UTF-8"),
     ],
 )

@@ -129,6 +129,18 @@ def test_the_command_reads_a_config_and_prints_a_verdict(
     assert "no model 'unknown'" in capsys.readouterr().err
     assert main(["plan", "--config", str(tmp_path / "none.json")]) == 1
     assert "none.json" in capsys.readouterr().err
+    config.write_text("[]")
+    assert main(["plan", "--config", str(config)]) == 1
+    assert "no JSON object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["0", "nan", "inf", "-1"])
+@pytest.mark.parametrize("option", ["--gbps", "--prefill-tps"])
+def test_rates_are_positive_and_finite(
+    option: str, wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", f"{option}={wrong}"]) == 1
+    assert "positive and finite" in capsys.readouterr().err
 
 
 def test_the_disks_own_speed_is_measured_and_nothing_stays_behind(

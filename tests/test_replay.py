@@ -227,6 +227,15 @@ def test_a_trace_has_one_block_size_and_at_least_one_request(tmp_path: Path) -> 
     empty = [{"block_size": 64, "requests": []}]
     with pytest.raises(TraceError, match="no requests"):
         run(write_lines(tmp_path / "e.jsonl", empty))
+    with pytest.raises(TraceError, match="sessions are empty"):
+        run(write_lines(tmp_path / "s.jsonl", [{"t0_us": 0, "requests": []}]))
+
+
+@pytest.mark.parametrize(("second_ms", "speed"), [(1e18, 1.0), (1e3, 1e300), (1.7e308, 1e9)])
+def test_a_time_beyond_the_clock_is_refused(second_ms: float, speed: float, tmp_path: Path) -> None:
+    rows = [{"timestamp": ms, "input_length": 64, "hash_ids": [1]} for ms in (0.0, second_ms)]
+    with pytest.raises(TraceError, match="check its times"):
+        run(write_lines(tmp_path / "t.jsonl", rows), speed=speed)
 
 
 def test_runs_that_are_no_prefix_are_refused(tmp_path: Path) -> None:

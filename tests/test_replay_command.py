@@ -95,6 +95,8 @@ def test_what_would_fail_at_the_end_fails_at_once(
     pytest.importorskip("matplotlib")
     assert main(["replay", str(path), "--plot", "out.doc"]) == 1
     assert "png" in capsys.readouterr().err
+    assert main(["replay", str(path), "--plot", str(tmp_path / "none" / "out.png")]) == 1
+    assert "mkdir" in capsys.readouterr().err
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "abacus"}')
     assert main(["replay", str(path), "--layout", str(config)]) == 1
@@ -123,7 +125,12 @@ def test_real_io_writes_where_it_is_told(
     assert found["requests"] == 3, "of the two sessions one is even; it has three"
     real = found["real"]
     assert real["verified_bytes"] > 0
-    assert any((tmp_path / "kv").rglob("*.kv"))
+    kept = sorted((tmp_path / "kv").rglob("*.kv"))
+    assert kept
+    again = ["replay", str(path), "--io", "real", "--root", str(tmp_path / "kv")]
+    assert main(again) == 1, "what lies there would count as hits, or be evicted"
+    assert "is not empty" in capsys.readouterr().err
+    assert sorted((tmp_path / "kv").rglob("*.kv")) == kept
 
 
 def test_a_layout_by_config_json(
@@ -159,12 +166,15 @@ def test_a_bad_trace_ends_with_1_and_names_the_line(
         ["t", "--capacity-blocks", "0"],
         ["t", "--extent-blocks", "17"],
         ["t", "--speed", "0"],
+        ["t", "--speed", "inf"],
         ["t", "--stagger", "-1"],
+        ["t", "--stagger", "inf"],
         ["t", "--ttl", "agent=soon"],
         ["t", "--ttl", "agent=0s"],
         ["t", "--admission", "never"],
         ["t", "--class", "robot"],
         ["t", "--price-hit", "1"],
+        ["t", "--price-hit", "nan", "--price-miss", "1"],
     ],
 )
 def test_a_wrong_command_line_ends_with_2(

@@ -136,6 +136,8 @@ def said(error: Exception) -> str:
     elif isinstance(error, OSError) and error.filename is not None:
         hint = _WHAT_TO_DO.get(error.errno or 0)
         told = f"{os.fsdecode(error.filename)}: {error.strerror}" + (f"; {hint}" if hint else "")
+    elif isinstance(error, MemoryError):
+        told = str(error) or "out of memory"
     else:
         told = str(error)
     return " ".join(told.split())

@@ -187,7 +187,11 @@ def _layout(options: argparse.Namespace) -> Layout:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LayoutWarning)
         if model:
-            return Layout.from_config(path, model=model, block_tokens=_block_tokens(options))
+            size = _block_tokens(options)
+            try:
+                return Layout.from_config(path, model=model, block_tokens=size)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path} is no config.json known here: {error}") from error
         try:
             return msgspec.convert(json.loads(path.read_bytes()), Layout)
         except (msgspec.ValidationError, ValueError) as error:
@@ -206,5 +210,8 @@ def _tokenizer(path: Path | None) -> Tokenizer | None:
         from tokenizers import Tokenizer as Loaded
     except ImportError as error:
         raise OSError("--tokenizer needs the package tokenizers: pip install tokenizers") from error
-    made: Tokenizer = Loaded.from_file(str(path))
+    try:
+        made: Tokenizer = Loaded.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is no tokenizer.json: {error}") from error
     return made

@@ -106,6 +106,8 @@ def _duration_s(text: str) -> float:
 def _footprints(options: argparse.Namespace) -> Mapping[str, Footprint]:
     if options.config:
         config = json.loads(options.config.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"{options.config} is no config.json: it holds no JSON object")
         name = config.get("_name_or_path") or options.config.parent.name or "model"
         return {name: footprint_of(config, options.dtype)}
     if options.bytes_per_token:

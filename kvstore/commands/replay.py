@@ -1,6 +1,7 @@
 """`kvstore replay TRACE`: what of a trace a store of some size would have had."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,13 +69,13 @@ def add(commands: "Commands") -> None:
         "--io", choices=("none", "real"), default="none",
         help="none: the store's index and LRU without devices; real: write and load extents",
     )  # fmt: skip
-    _option(parser, "--root", Path, "DIR", "where --io real writes; default: temporary")
+    _option(parser, "--root", Path, "DIR", "where --io real writes, empty; default: temporary")
     _option(parser, "--pool", argument(parse_size), "SIZE", "memory of --io real", 256 * 10**6)
     _option(parser, "--layout", Path, "FILE", "the model's config.json: bytes of a block")
     _option(parser, "--requests", positive, "N", "the first N only")
     parser.add_argument("--curve", action="store_true", help="the hit rate at every capacity")
-    _option(parser, "--price-hit", float, "P", "of a million input tokens that hit")
-    _option(parser, "--price-miss", float, "P", "of a million that missed")
+    _option(parser, "--price-hit", _not_negative, "P", "of a million input tokens that hit")
+    _option(parser, "--price-miss", _not_negative, "P", "of a million that missed")
     _option(parser, "--plot", Path, "FILE", "draw it, for example to out.png")
 
 
@@ -161,12 +162,12 @@ def _option(
 
 
 def _not_negative(text: str) -> float:
-    if not float(text) >= 0:
+    if not 0 <= float(text) < math.inf:
         raise ValueError
     return float(text)
 
 
 def _above_zero(text: str) -> float:
-    if not float(text) > 0:
+    if not 0 < float(text) < math.inf:
         raise ValueError
     return float(text)

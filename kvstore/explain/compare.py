@@ -88,7 +88,7 @@ def explain(
         missed_tokens=used.miss_tokens,
         recoverable_tokens=again,
         further_differences=max(0, len(found) - same),
-        saved_if_fixed=saved_by(used, again, block_tokens, price),
+        saved_if_fixed=saved_by(used, found_tokens + again - used.hit_tokens, block_tokens, price),
         a=_side(a, (first.a_start, first.a_end) if first else None, at),
         b=_side(b, (first.b_start, first.b_end) if first else None, at),
     )

@@ -2,7 +2,6 @@
 that it has most in common with: what a store that forgets nothing would have served it from.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +10,14 @@ import msgspec
 from kvstore.explain.align import common_prefix
 from kvstore.explain.causes import Cause
 from kvstore.explain.compare import NO_LOSS, Explanation, explain
-from kvstore.explain.prompt import Prompt, PromptError, Tokenizer, prompt_of_json, read_prompt
+from kvstore.explain.prompt import (
+    Prompt,
+    PromptError,
+    Tokenizer,
+    decoded,
+    prompt_of_json,
+    read_prompt,
+)
 from kvstore.prices import Price
 
 LOOK_BACK = 64  # earlier requests that one is compared with
@@ -75,23 +81,23 @@ def _read(folder: Path, tokenizer: Tokenizer | None, unreadable: list[str]) -> I
             continue
         try:
             if path.suffix == ".jsonl":
-                yield from _read_lines(path, tokenizer)
+                yield from _read_lines(path, tokenizer, unreadable)
             else:
                 yield read_prompt(path, tokenizer)
         except PromptError as error:
             unreadable.append(str(error))
 
 
-def _read_lines(path: Path, tokenizer: Tokenizer | None) -> Iterator[Prompt]:
-    with path.open(encoding="utf-8") as lines:
+def _read_lines(path: Path, tokenizer: Tokenizer | None, unreadable: list[str]) -> Iterator[Prompt]:
+    """A line that is no prompt does not cost those behind it."""
+    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 name = f"{path}:{number}"
                 try:
-                    value = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise PromptError(f"{name} is not JSON: {error}") from error
-                yield prompt_of_json(value, name=name, tokenizer=tokenizer)
+                    yield prompt_of_json(decoded(line, name), name=name, tokenizer=tokenizer)
+                except PromptError as error:
+                    unreadable.append(str(error))
 
 
 def _ordered(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -77,7 +77,7 @@ def _explanation(told: Explanation) -> str:
         ("advice", told.advice),
         ("first differing token", f"{about}{told.first_token:,}"),
         ("hit", f"{about}{told.hit_tokens:,} of {told.b.tokens:,} tokens"),
-        ("would hit if fixed", f"{about}{told.recoverable_tokens:,} tokens more"),
+        ("would agree if fixed", f"{about}{told.recoverable_tokens:,} tokens more"),
     )
     rows = "".join(f"<tr><td class=dim>{name}<td>{escape(value)}</tr>" for name, value in facts)
     return (

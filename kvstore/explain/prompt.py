@@ -101,11 +101,16 @@ def read_prompt(path: Path, tokenizer: Tokenizer | None = None) -> Prompt:
         raise PromptError(f"{path} is not UTF-8 text: {error}") from error
     if path.suffix != ".json":
         return prompt_of_text(text, name=str(path), tokenizer=tokenizer)
+    return prompt_of_json(decoded(text, str(path)), name=str(path), tokenizer=tokenizer)
+
+
+def decoded(text: str, name: str) -> Any:
+    """The value of JSON. PromptError, also for what is nested too deep and for half a character:
+    neither can be written out again."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{path} is not JSON: {error}") from error
-    return prompt_of_json(value, name=str(path), tokenizer=tokenizer)
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise PromptError(f"{name} is not JSON: {error}") from error
 
 
 def prompt_of_json(value: Any, *, name: str, tokenizer: Tokenizer | None = None) -> Prompt:
@@ -119,7 +124,10 @@ def prompt_of_json(value: Any, *, name: str, tokenizer: Tokenizer | None = None)
     if isinstance(facts.get("token_ids"), list):
         made = prompt_of_ids(facts["token_ids"], name, tokenizer)
     elif isinstance(facts.get("messages"), list):
-        made = _prompt_of_messages(facts["messages"], facts.get("tools") or [], name, tokenizer)
+        tools = facts.get("tools") or []
+        if not isinstance(tools, list):
+            raise PromptError(f"{name}: tools must be a list")
+        made = _prompt_of_messages(facts["messages"], tools, name, tokenizer)
     elif isinstance(facts.get("prompt"), str):
         made = prompt_of_text(facts["prompt"], name=name, tokenizer=tokenizer)
     else:

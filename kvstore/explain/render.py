@@ -14,7 +14,7 @@ def render(told: Explanation) -> str:
         f" (block {told.first_token // told.block_tokens:,} of {told.block_tokens} tokens)",
         f"hit      {about}{told.hit_tokens:,} of {told.b.tokens:,} tokens,"
         f" {told.hit_blocks:,} blocks; {about}{told.missed_tokens:,} are computed",
-        f"fixed    {about}{told.recoverable_tokens:,} tokens more would hit"
+        f"fixed    {about}{told.recoverable_tokens:,} tokens more would agree: whole blocks hit"
         + (f", worth ${told.saved_if_fixed:.6f} a request" if told.saved_if_fixed else "")
         + (
             f"; then {told.further_differences} more differences"

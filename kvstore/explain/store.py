@@ -176,7 +176,9 @@ def _answer(asked: _Asked, found: Roots, space: Space) -> Answer:
         hit_tokens=used.hit_tokens,
         missed_tokens=used.miss_tokens,
         lost_tokens=told.lost_tokens,
-        saved_if_fixed=saved_by(used, told.lost_tokens, size or 1, asked.price),
+        saved_if_fixed=told.difference.saved_if_fixed
+        if told.difference
+        else saved_by(used, told.lost_tokens, size or 1, asked.price),
         key=chain[hit].hex() if missing else None,
         first_token=(hit * size if token is None else token) if missing else None,
         end_token=((hit + 1) * size if token is None else token + 1) if missing else None,

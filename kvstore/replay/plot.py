@@ -21,6 +21,8 @@ def need_matplotlib(path: Path) -> None:
     kinds = FigureCanvasAgg.filetypes
     if path.suffix.removeprefix(".") not in kinds:
         raise PlotError(f"{path}: a picture ends in one of {', '.join(sorted(kinds))}")
+    if not path.parent.is_dir():
+        raise PlotError(f"{path}: its directory is not there; make it (mkdir -p)")
 
 
 def draw(result: Result, path: Path) -> None:

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from kvstore.errors import KvstoreError
 from kvstore.layout import Layout
 from kvstore.replay.files import TraceError
 from kvstore.replay.real import Real, small_layout
@@ -34,6 +35,7 @@ from kvstore.replay.traces import Trace
 ADMISSIONS = ("always", "second-hit")
 CURVE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 GAP_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+LONGEST_NS = 2**61  # of the store's clock: 73 years
 _TICK = 64  # requests between two calls of progress
 
 
@@ -155,7 +157,14 @@ class Replay:
                 f"{self.trace.path}: blocks of {self.layout.block_tokens} tokens, and then of"
                 f" {request.block_tokens}: a replay has one size"
             )
-        now_ns = FIRST_NS + round((request.at_s - self.start_s) * self.plan.speed * 1e9)
+        since_ns = (request.at_s - self.start_s) * self.plan.speed * 1e9
+        if not 0 <= since_ns < LONGEST_NS:
+            raise TraceError(
+                f"{self.trace.path}: a request is {request.at_s - self.start_s:g} s after the"
+                f" first, at speed {self.plan.speed:g}: that is beyond the"
+                f" {LONGEST_NS // 10**9:,} s of a replay; check its times, or take a lower --speed"
+            )
+        now_ns = FIRST_NS + round(since_ns)
         retain = self.plan.retain or request.kind
         retain = retain if retain in self.plan.ttl_s else next(iter(self.plan.ttl_s))
         try:
@@ -193,6 +202,11 @@ class Replay:
 
     def _real(self, stack: ExitStack) -> Real:
         plan = self.plan
+        if plan.real_root and plan.real_root.is_dir() and any(plan.real_root.iterdir()):
+            raise KvstoreError(
+                f"{plan.real_root} is not empty: what lies there would be evicted, and hit; name a"
+                " directory of its own"
+            )
         root = plan.real_root or Path(stack.enter_context(TemporaryDirectory(prefix="kvstore-")))
         capacity = plan.capacity_bytes
         if plan.capacity_blocks is not None:

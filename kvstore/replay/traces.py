@@ -28,7 +28,7 @@ from kvstore.chain import KEY_BYTES, chain_of_tokens
 from kvstore.replay.files import Line, Lines, TraceError
 from kvstore.replay.request import ChainNumbers, Numbers, Request
 
-_RUN_IDS_MAX = 2**31
+_RUN_IDS_MAX = 2**28  # of a whole trace: an array of 2 GiB is indexed by them
 _KNOWN = (
     "a trace is Mooncake JSONL (timestamp, input_length, hash_ids), Bailian JSONL (the same with"
     " chat_id), Weka sessions (id, block_size, requests) or token sessions (t0_us, requests with"
@@ -110,7 +110,7 @@ def format_of(line: Line) -> str:
     """ "mooncake", "bailian", "weka" or "tokens"."""
     try:
         fields = msgspec.json.decode(line.text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise line.error(f"not JSON ({error}); {_KNOWN}") from None
     if not isinstance(fields, dict):
         raise line.error(f"not a JSON object; {_KNOWN}")
@@ -127,7 +127,7 @@ def format_of(line: Line) -> str:
 def _decoded(decoder: "msgspec.json.Decoder[T]", line: Line, what: str) -> T:
     try:
         return decoder.decode(line.text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise line.error(f"not {what}: {error}") from None
 
 
@@ -243,7 +243,11 @@ def _weka(lines: Iterator[Line], options: Options) -> _WekaSessions:
                 sessions.blocks.append(moved)
             sessions.times.append(request.t + index * options.stagger_s)
             sessions.lengths.append((request.input, request.output, session.block_size))
-        _need(start + top < _RUN_IDS_MAX, line, "ids in runs count from 0 or 1 in a session")
+        _need(
+            start + top < _RUN_IDS_MAX,
+            line,
+            f"ids in runs count from 0 or 1 in a session, to {_RUN_IDS_MAX - 1:,} in all",
+        )
         base = max(base, start + top)
     for number in listed:
         sessions.blocks[number] = np.asarray(sessions.blocks[number]) + base
@@ -347,5 +351,7 @@ def _tokens(lines: Iterator[Line], options: Options) -> _TokenSessions:
             length, latest = request.keep + len(request.add), request.t
             sessions.add(index, session.t0_us / 1e6 + request.t, request)
     if not sessions.times:
+        if options.only_set is None:
+            raise TraceError("no requests: its sessions are empty")
         raise TraceError(f"no session of the set {options.only_set!r}; there are {sorted(sets)}")
     return sessions
