@@ -21,11 +21,14 @@ def array(text: str, name: str) -> list[str]:
 
 def requirements(text: str, extras: list[str]) -> list[str]:
     """Core dependencies plus those of the extras; an extra of our own is looked up in turn."""
-    wanted = array(text, "dependencies")
-    for extra in extras:
-        for line in array(text, extra):
-            own = re.fullmatch(r"kvstore-nvme\[(\w+)\]", line)
-            wanted += array(text, own.group(1)) if own else [line]
+    return array(text, "dependencies") + [line for one in extras for line in extra(text, one)]
+
+
+def extra(text: str, name: str) -> list[str]:
+    wanted = []
+    for line in array(text, name):
+        own = re.fullmatch(r"kvstore-nvme\[(\w+)\]", line)
+        wanted += extra(text, own.group(1)) if own else [line]
     return wanted
 
 
