@@ -64,9 +64,9 @@ def test_a_disk_that_stays_full_ends_each_put_after_a_few_evictions(
         chains = fill(it.kv, range(kept), it.clock)
         it.files.add(call, ENOSPC, count=0)
         for turn in range(5):
-            before = it.files.calls(call)
+            calls = it.files.calls(call)
             assert put(it.kv, chain_named(it.kv, ("hopeless", turn))) == 0
-            assert it.files.calls(call) - before <= TRIES + 1
+            assert it.files.calls(call) - calls <= TRIES + 1
             before, kept = kept, len(resident(it.kv, chains))
             # What the put before had begun, and is given back, counts as a try as well.
             assert max(0, before - TRIES) <= kept <= max(0, before - TRIES + 1)
