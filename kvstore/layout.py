@@ -312,14 +312,20 @@ def _words(words: Mapping[str, str] | None, **own: object) -> tuple[tuple[str, s
     return tuple(sorted(merged.items()))
 
 
+def read_config(path: "str | os.PathLike[str]") -> Mapping[str, Any]:
+    """The object in a model's config.json. OSError; ValueError that names the file."""
+    try:
+        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is no config.json: {error}") from error
+    if not isinstance(facts, dict):
+        raise ValueError(f"{os.fspath(path)} is no config.json: it holds no JSON object")
+    return facts
+
+
 def _facts(config: "str | os.PathLike[str] | Mapping[str, Any]") -> Mapping[str, Any]:
     """The contents of a config.json; of its language model when it has several parts."""
-    if isinstance(config, Mapping):
-        facts = config
-    else:
-        facts = json.loads(Path(config).read_text(encoding="utf-8"))
-        if not isinstance(facts, dict):
-            raise ValueError(f"{os.fspath(config)} is no config.json: it holds no JSON object")
+    facts = config if isinstance(config, Mapping) else read_config(config)
     inner: Mapping[str, Any] = facts.get("text_config", facts)
     return inner
 

@@ -129,6 +129,9 @@ def test_the_command_reads_a_config_and_prints_a_verdict(
     assert "no model 'unknown'" in capsys.readouterr().err
     assert main(["plan", "--config", str(tmp_path / "none.json")]) == 1
     assert "none.json" in capsys.readouterr().err
+    config.write_text("no JSON")
+    assert main(["plan", "--config", str(config)]) == 1
+    assert f"{config} is no config.json" in capsys.readouterr().err
     config.write_text("[]")
     assert main(["plan", "--config", str(config)]) == 1
     assert "no JSON object" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """`kvstore plan`: does a disk pay for this model, at this bandwidth and prefill speed."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from kvstore.commands.common import (
     to_json,
 )
 from kvstore.footprint import Footprint, footprint_of
+from kvstore.layout import read_config
 from kvstore.models import MODELS, model_footprint
 from kvstore.plan import Plan, Row
 from kvstore.units import format_size, parse_duration, parse_size
@@ -105,9 +105,7 @@ def _duration_s(text: str) -> float:
 
 def _footprints(options: argparse.Namespace) -> Mapping[str, Footprint]:
     if options.config:
-        config = json.loads(options.config.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"{options.config} is no config.json: it holds no JSON object")
+        config = read_config(options.config)
         name = config.get("_name_or_path") or options.config.parent.name or "model"
         return {name: footprint_of(config, options.dtype)}
     if options.bytes_per_token:
