@@ -66,8 +66,8 @@ def add(commands: "Commands") -> None:
 def _add_store(parser: argparse.ArgumentParser) -> None:
     store = parser.add_argument_group(
         "why it missed in a store",
-        "Give the prompt as token ids: what an engine's chat template makes of messages is not known"
-        " here.",
+        "Give the prompt as token ids: what an engine's chat template makes of messages is not"
+        " known here.",
     )
     store.add_argument(
         "--store",
