@@ -145,6 +145,10 @@ int kvs_files_spare(struct kvs_store *store)
     uint32_t count = store->file_count;
     uint32_t fewer = count / 2 > SPARE_MIN ? count / 2 : SPARE_MIN;
     store->file_max = fewer < store->file_max ? fewer : store->file_max;
+    for (struct kvs_link *at = store->loads.next; at != &store->loads; at = at->next) {
+        /* What a load holds for its later layers would fill all places that are left. */
+        kvs_load_files_return_locked(KVS_ENTRY(at, struct kvs_load, link));
+    }
     kvs_unlock(store);
     kvs_files_trim(store);
     kvs_lock(store);

@@ -86,16 +86,23 @@ static void finish_layer_locked(struct kvs_load *load, uint32_t layer, uint64_t 
     }
 }
 
-static void let_spans_go(struct kvs_load *load)
+void kvs_load_files_return_locked(struct kvs_load *load)
 {
     for (uint32_t i = 0; i < load->span_count; i++) {
-        struct kvs_load_span *span = &load->spans[i];
-        if (span->file) {
-            kvs_file_drop_locked(load->store, span->file);
-            span->file = NULL;
+        struct kvs_file *file = load->spans[i].file;
+        load->spans[i].file = NULL;
+        if (file) {
+            kvs_file_drop_locked(load->store, file);
         }
-        kvs_extent_unpin_locked(load->store, span->extent);
-        span->extent = NULL;
+    }
+}
+
+static void let_spans_go(struct kvs_load *load)
+{
+    kvs_load_files_return_locked(load);
+    for (uint32_t i = 0; i < load->span_count; i++) {
+        kvs_extent_unpin_locked(load->store, load->spans[i].extent);
+        load->spans[i].extent = NULL;
     }
 }
 

@@ -271,6 +271,8 @@ void kvs_lease_drop_locked(struct kvs_lease *lease);
 /* ---- load.c, load_open.c, plan.c, deliver.c ---- */
 void kvs_load_hold_locked(struct kvs_load *load);
 void kvs_load_drop_locked(struct kvs_load *load);
+/* The open files that it keeps for its later layers; they are opened again when needed. */
+void kvs_load_files_return_locked(struct kvs_load *load);
 void kvs_load_end_locked(struct kvs_load *load, enum kvs_reason reason);
 void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
 /* Blocks from `block` (absolute) on are bad in `layer` and all later ones. */

@@ -180,6 +180,27 @@ def test_descriptors_that_run_out_close_cached_files_and_it_goes_on(
             assert_whole(it.kv, chain)
 
 
+def test_a_load_gives_back_the_files_it_keeps_when_descriptors_run_out(tmp_path: Path) -> None:
+    """It kept open what its later layers need. When the limit then fell below that, those files
+    filled every place, and the rest of layer 0 waited for one until the deadline."""
+    kept, workers, more = 6, 4, 3
+    with troubled(tmp_path, io_timeout="1h") as it:
+        chain = chain_named(it.kv, "long", (kept + workers + more) * GRID)
+        assert put(it.kv, chain) == len(chain)
+        it.store.drop_ram()
+        before = len(it.device.log())
+        it.files.stall(FileCall.OPEN_READ, skip=kept, count=workers)
+        with it.kv.lease(it.kv.match(chain)) as lease, it.kv.load(lease) as running:
+            eventually(lambda: it.files.stalled == workers, "all workers are opening")
+            eventually(lambda: len(it.device.log()) >= before + kept, "what is open is being read")
+            it.files.add(FileCall.OPEN_READ, EMFILE, count=1)
+            it.files.release_stalled()
+            eventually(lambda: running.stats().finished_ns > 0, "the load ends")
+            last = list(running)[-1]
+        assert (last.blocks, last.reason) == (len(chain), None)
+        assert it.store.info().files.open_max < kept
+
+
 def test_a_process_with_few_descriptors_left_still_loads(tmp_path: Path) -> None:
     """The real limit: hundreds of extents through a handful of files."""
     with open_blocking(tmp_path, capacity="256MB", pool="32MB") as store:
