@@ -11,7 +11,7 @@
  *      is in flight.
  *   3. A short completion is tried again whole, a bounded number of times, then it is an error: the
  *      end of the file when a read ended at the same place each time, else the device's.
- *   4. The device is fed before finished transfers are verified, and again every few of them.
+ *   4. The device is fed before transfers are ended (ending.c), and again every few of them.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 
 #include "store.h"
 
-enum { BATCH = 64, TRIES_MAX = 4, ENDS_PER_ROUND = 4 };
+enum { BATCH = 64, TRIES_MAX = 4 };
 
 void kvs_root_wake(struct kvs_root *root)
 {
@@ -84,15 +84,13 @@ static void slot_to_op(struct kvs_slot *slot)
     };
 }
 
-/* Fills free slots with the next pieces, reads first. *ended: a transfer to finish before more. */
-static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops,
-                                  struct kvs_transfer **ended)
+/* Fills free slots with the next pieces, reads first. */
+static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops)
 {
     unsigned count = 0;
     int64_t now_ns = root->reads || root->writes ? kvs_store_now_ns(root->store) : 0;
-    *ended = NULL;
     while (count < BATCH && root->free_slot && root->bytes_in_flight < root->bytes_in_flight_max) {
-        struct kvs_transfer *transfer = kvs_transfer_next_locked(root, ended);
+        struct kvs_transfer *transfer = kvs_transfer_next_locked(root);
         if (!transfer) {
             break;
         }
@@ -113,29 +111,6 @@ static unsigned batch_fill_locked(struct kvs_root *root, struct kvs_io_op **ops,
     return count;
 }
 
-static void transfer_end(struct kvs_root *root, struct kvs_transfer *transfer)
-{
-    if (transfer->kind == KVS_TRANSFER_WRITE) {
-        kvs_made_written(transfer);
-        return;
-    }
-    if (transfer->kind == KVS_TRANSFER_PROBE) {
-        kvs_probe_read_done(root, transfer);
-        return;
-    }
-    if (transfer->kind == KVS_TRANSFER_SCRUB) {
-        kvs_scrub_read_done(root);
-        return;
-    }
-    if (kvs_transfer_read_done(root, transfer)) {
-        transfer->retried = 1;
-        transfer->submitted = 0;
-        kvs_lock(root->store);
-        kvs_transfer_queue_locked(root, transfer);
-        kvs_unlock(root->store);
-    }
-}
-
 static void count_piece_locked(struct kvs_root *root, const struct kvs_slot *slot, int error,
                                int64_t took_ns)
 {
@@ -149,8 +124,8 @@ static void count_piece_locked(struct kvs_root *root, const struct kvs_slot *slo
     kvs_latency_note(&root->store->latencies[stage], took_ns);
 }
 
-/* Returns the transfer when this was its last piece. */
-static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *slot)
+/* With its last piece the transfer goes to its end. */
+static void piece_done(struct kvs_root *root, struct kvs_slot *slot)
 {
     struct kvs_transfer *transfer = slot->transfer;
     int error = kvs_io_status(&slot->op);
@@ -176,53 +151,32 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
     slot->transfer = NULL;
     slot->next_free = root->free_slot;
     root->free_slot = slot;
-    int over = transfer->in_flight == 0 && transfer->submitted == transfer->bytes;
+    if (transfer->in_flight == 0 && transfer->submitted == transfer->bytes) {
+        kvs_ending_add_locked(root, transfer);
+    }
     kvs_unlock(root->store);
-    return over ? transfer : NULL;
 }
 
 struct io_round {
     struct kvs_io_op
         *pending[2 * BATCH]; /* filled or to be repeated, not taken by the engine yet */
     unsigned pending_count;
-    struct kvs_transfer *over, **over_tail; /* all pieces back, not verified yet */
 };
 
-static void over_add(struct io_round *round, struct kvs_transfer *transfer)
-{
-    if (transfer) {
-        transfer->next = NULL;
-        *round->over_tail = transfer;
-        round->over_tail = &transfer->next;
-    }
-}
-
-/* Verifies and delivers a few finished transfers. 1 when there are more. */
-static int end_some(struct kvs_root *root, struct io_round *round)
-{
-    for (int i = 0; i < ENDS_PER_ROUND && round->over; i++) {
-        struct kvs_transfer *transfer = round->over;
-        round->over = transfer->next;
-        if (!round->over) {
-            round->over_tail = &round->over;
-        }
-        transfer_end(root, transfer);
-    }
-    return round->over != NULL;
-}
-
-/* Hands ops to the engine; what it does not take now is tried again after the next reap. */
-static void submit(struct kvs_root *root, struct io_round *round)
+/* Hands ops to the engine; what it does not take now is tried again after the next reap. 1 when an
+ * operation was refused, which ends it. */
+static int submit(struct kvs_root *root, struct io_round *round)
 {
     struct kvs_io_op **ops = round->pending;
     unsigned sent = 0, count = round->pending_count;
+    int refused = 0;
     while (sent < count) {
         int taken = root->engine->calls->submit(root->engine, ops + sent, count - sent);
         if (taken < 0) {
             /* The engine refused the operation itself: it completes with that error. */
             ops[sent]->result = taken;
-            over_add(round, piece_done(root, ops[sent]->owner));
-            taken = 1;
+            piece_done(root, ops[sent]->owner);
+            refused = taken = 1;
         }
         if (taken == 0) {
             break;
@@ -233,22 +187,7 @@ static void submit(struct kvs_root *root, struct io_round *round)
         ops[i - sent] = ops[i];
     }
     round->pending_count = count - sent;
-}
-
-/* Copies of RAM hits to callers. */
-static void deliver_hits(struct kvs_root *root)
-{
-    struct kvs_store *store = root->store;
-    kvs_lock(store);
-    struct kvs_transfer *hit;
-    while ((hit = root->delivers) != NULL) {
-        root->delivers = hit->next;
-        kvs_unlock(store);
-        kvs_deliver_waiters(store, hit->region);
-        kvs_lock(store);
-        free(hit);
-    }
-    kvs_unlock(store);
+    return refused;
 }
 
 static void completion(struct kvs_root *root, struct io_round *round, struct kvs_io_op *op)
@@ -261,38 +200,33 @@ static void completion(struct kvs_root *root, struct io_round *round, struct kvs
         round->pending[round->pending_count++] = op;
         return;
     }
-    over_add(round, piece_done(root, slot));
+    piece_done(root, slot);
 }
 
 /* One round before waiting. Returns 1 when there is more to do at once, 0 to wait, -1 to stop. */
 static int feed(struct kvs_root *root, struct io_round *round)
 {
     struct kvs_store *store = root->store;
-    struct kvs_transfer *ended = NULL;
     kvs_lock(store);
     if (!store->closing) {
         kvs_plan_reads_locked(root);
     }
     if (round->pending_count == 0) {
-        round->pending_count = batch_fill_locked(root, round->pending, &ended);
+        round->pending_count = batch_fill_locked(root, round->pending);
     }
-    root->io_asleep = !round->over && !ended; /* from here on a change must wake the thread */
+    /* Who finds some to end plans again afterwards, even when a helper was quicker. Else a change
+     * must wake the thread from here on. */
+    int ends = root->ended != NULL;
+    root->io_asleep = !ends;
     int stop = store->closing > 1 && root->ops_in_flight == 0 && !root->reads && !root->writes &&
-               !round->over && !ended;
-    int hits = root->delivers != NULL;
+               !root->ended && root->ending == 0;
     kvs_unlock(store);
-    over_add(round, ended);
     unsigned full = round->pending_count == BATCH;
-    if (round->pending_count) {
-        submit(root, round);
-    }
-    if (hits) {
-        deliver_hits(root);
-    }
+    int refused = round->pending_count && submit(root, round);
     if (stop) {
         return -1;
     }
-    return round->over || hits || (full && round->pending_count == 0);
+    return ends || refused || (full && round->pending_count == 0);
 }
 
 void *kvs_io_thread(void *argument)
@@ -301,9 +235,8 @@ void *kvs_io_thread(void *argument)
     struct kvs_io_op *done[BATCH];
     struct io_round round = {.pending_count = 0};
     int more;
-    round.over_tail = &round.over;
     while ((more = feed(root, &round)) >= 0) {
-        more = end_some(root, &round) || more;
+        kvs_ending_some(root);
         int64_t timeout_ns = more ? 0 : round.pending_count ? 1000000 : -1;
         int count = root->engine->calls->reap(root->engine, done, BATCH, timeout_ns);
         if (count < 0) { /* an engine that only fails must not burn a core */

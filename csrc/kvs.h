@@ -97,6 +97,7 @@ struct kvs_options {
     int64_t min_age_s;             /* used within: not evicted (peers); < 0: 60 */
     int64_t io_timeout_ns;         /* one operation or call of the device at most; 0: 10 s */
     uint64_t scrub_bytes_per_s;    /* verify what lies on disk in idle time; 0: do not */
+    int32_t helpers;               /* threads per root that help verifying; < 0: by the cores */
     uint32_t manual_ticks;         /* tests: the keeper runs only inside kvs_tick */
     struct kvs_fs *fs;             /* NULL: the real one */
     struct kvs_clock *clock;       /* NULL: the real one */

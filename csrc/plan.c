@@ -92,11 +92,9 @@ static int take_from_ram(struct kvs_load *load, uint32_t layer, uint32_t span,
         return -EAGAIN;
     }
     kvs_region_hold_locked(store, region);
-    copy->kind = KVS_TRANSFER_REGION;
+    copy->kind = KVS_TRANSFER_HIT;
     copy->region = region;
-    struct kvs_root *root = &store->roots[load->spans[span].root];
-    copy->next = root->delivers;
-    root->delivers = copy;
+    kvs_ending_add_locked(&store->roots[load->spans[span].root], copy);
     load->stats.ram_bytes += cells * region->cell_bytes;
     return 0;
 }

@@ -226,6 +226,8 @@ struct kvs_root *kvs_root_add(struct kvs_store *store)
     root->reads_tail = &root->reads;
     root->writes_tail = &root->writes;
     pthread_cond_init(&root->job_ready, NULL);
+    pthread_cond_init(&root->help_wanted, NULL);
+    root->ended_tail = &root->ended;
     return root;
 }
 
@@ -297,6 +299,7 @@ int kvs_root_start(struct kvs_root *root, const struct kvs_options *options)
         error = kvs_jobs_start(root);
     }
     if (!error) {
+        kvs_helpers_start(root, options->helpers);
         error = -pthread_create(&root->io_thread, NULL, kvs_io_thread, root);
         root->io_running = error == 0;
     }
@@ -319,6 +322,7 @@ void kvs_root_stop(struct kvs_root *root)
         kvs_lock(root->store);
         root->io_running = 0; /* views may be released any time: nobody wakes a closed engine */
         kvs_unlock(root->store);
+        kvs_helpers_stop(root);
     }
     kvs_jobs_stop(root);
 }

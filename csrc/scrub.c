@@ -375,7 +375,7 @@ void kvs_scrub_next_locked(struct kvs_root *root)
     struct kvs_extent *extent = runs ? current_locked(root) : NULL;
     uint64_t wanted = extent ? piece_bytes(scrub) : KVS_FORMAT_PAGE_BYTES;
     int may = runs && scrub->budget_bytes >= (int64_t)wanted && root->ops_in_flight == 0 &&
-              !root->reads && !root->writes && !root->delivers;
+              !root->reads && !root->writes && !root->ended;
     if (extent) {
         if (may) {
             read_locked(root, extent);

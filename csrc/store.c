@@ -54,6 +54,7 @@ static void store_free(struct kvs_store *store)
     }
     for (uint32_t i = 0; i < store->root_count; i++) {
         pthread_cond_destroy(&store->roots[i].job_ready);
+        pthread_cond_destroy(&store->roots[i].help_wanted);
     }
     free(store->namespaces);
     free(store->removed);

@@ -15,8 +15,9 @@
  *   4. Caller memory is written only by transfers and copies counted in load->memory_users; the
  *      drained ticket is done when the load has ended and that count is 0.
  *   5. A ticket is finished exactly once, under the lock.
- *   6. Threads: per root one I/O thread (ring, verification, copies to callers) and a few file
- *      workers (everything of fs.h); per store one copier (puts) and one keeper (time).
+ *   6. Threads: per root one I/O thread (ring, verification, copies to callers), helpers for its
+ *      verification and copies, and a few file workers (everything of fs.h); per store one copier
+ *      (puts) and one keeper (time).
  */
 #ifndef KVS_STORE_H
 #define KVS_STORE_H
@@ -301,11 +302,17 @@ uint8_t *kvs_into_block(const struct kvs_load *load, uint32_t layer, uint64_t lo
 void kvs_into_copy(const struct kvs_load *load, uint32_t layer, uint64_t local_block,
                    const uint8_t *cells, uint32_t count);
 
+/* ---- ending.c ---- */
+/* wanted < 0: as many as the cores suggest. */
+void kvs_helpers_start(struct kvs_root *root, int wanted);
+void kvs_helpers_stop(struct kvs_root *root); /* after the I/O thread */
+void kvs_ending_add_locked(struct kvs_root *root, struct kvs_transfer *transfer);
+void kvs_ending_some(struct kvs_root *root);
+
 /* ---- io_thread.c, transfers.c ---- */
 void *kvs_io_thread(void *root);
-/* The next to submit pieces of: reads first. *ended gets one that nobody wants any more and that
- * has to be finished before anything else. */
-struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root, struct kvs_transfer **ended);
+/* The next to submit pieces of: reads first. What nobody wants any more goes to its end. */
+struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root);
 void kvs_transfer_leave_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);
 void kvs_transfer_give_up_locked(struct kvs_root *root, struct kvs_transfer *transfer, int error);
 void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);

@@ -42,6 +42,7 @@ static int unwanted_locked(struct kvs_root *root, const struct kvs_transfer *tra
     case KVS_TRANSFER_SCRUB:
         return kvs_root_down_locked(root);
     case KVS_TRANSFER_PROBE:
+    case KVS_TRANSFER_HIT: /* is never queued here */
         return 0;
     case KVS_TRANSFER_REGION:
         break;
@@ -99,7 +100,7 @@ void kvs_transfers_give_up_locked(struct kvs_root *root)
     }
 }
 
-struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root, struct kvs_transfer **ended)
+struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root)
 {
     while (root->reads || root->writes) {
         struct kvs_transfer *transfer = root->reads ? root->reads : root->writes;
@@ -108,8 +109,7 @@ struct kvs_transfer *kvs_transfer_next_locked(struct kvs_root *root, struct kvs_
         }
         kvs_transfer_give_up_locked(root, transfer, -ECANCELED);
         if (transfer->in_flight == 0) {
-            *ended = transfer;
-            return NULL;
+            kvs_ending_add_locked(root, transfer);
         }
     }
     return NULL;

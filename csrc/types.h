@@ -20,6 +20,7 @@
 #define KVS_NS_PER_S 1000000000ll
 
 enum {
+    KVS_HELPERS_MAX = 3,           /* per root: they hash and copy when one core cannot keep up */
     KVS_FILE_WORKERS = 4,          /* per root: cold opens run in parallel */
     KVS_WORKERS_MAX = 12, /* with those in place of workers that a device keeps waiting */
     KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
@@ -196,7 +197,13 @@ struct kvs_root {
     struct kvs_transfer *writes, **writes_tail;
     uint64_t read_bytes_queued, plan_round;
     uint32_t reads_queued;
-    struct kvs_transfer *delivers; /* RAM hits to be copied to callers */
+    /* ending.c */
+    struct kvs_transfer *ended, **ended_tail; /* all pieces back; not verified and told yet */
+    uint32_t ended_count, ending;
+    pthread_t helpers[KVS_HELPERS_MAX];
+    uint32_t helper_count, helpers_idle;
+    int helpers_stop;
+    pthread_cond_t help_wanted;
     /* file workers */
     struct kvs_worker workers[KVS_WORKERS_MAX];
     int workers_stop;

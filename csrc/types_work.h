@@ -27,6 +27,7 @@ struct kvs_writer_extent;
 enum kvs_transfer_kind {
     KVS_TRANSFER_REGION,
     KVS_TRANSFER_DIRECT,
+    KVS_TRANSFER_HIT, /* a region of the RAM tier, to be copied to callers: nothing to read */
     KVS_TRANSFER_WRITE,
     KVS_TRANSFER_SCRUB, /* has nothing but memory; scrub.c's own */
     KVS_TRANSFER_PROBE /* of the root itself: recover.c */

@@ -74,6 +74,7 @@ class Store(Handle):
         min_age_s: int,
         io_timeout_ns: int,
         scrub_bytes_per_s: int = 0,
+        helpers: int = -1,
         manual_ticks: bool = False,
         clock: VirtualClock | None = None,
         files: FaultFiles | None = None,

@@ -377,7 +377,7 @@ cdef class Store(Handle):
                  int role, int engine, uint32_t io_depth, uint64_t pool_bytes,
                  uint64_t reserve_bytes, int64_t min_age_s, int64_t io_timeout_ns,
                  uint64_t scrub_bytes_per_s=0,
-                 bint manual_ticks=False,
+                 int32_t helpers=-1, bint manual_ticks=False,
                  VirtualClock clock=None, FaultFiles files=None, list engines=None):
         """roots: (path bytes, capacity bytes, 0 for the default); classes: (name bytes, ttl s)."""
         if self.handle is not NULL:
@@ -405,6 +405,7 @@ cdef class Store(Handle):
         options.min_age_s = min_age_s
         options.io_timeout_ns = io_timeout_ns
         options.scrub_bytes_per_s = scrub_bytes_per_s
+        options.helpers = helpers
         options.manual_ticks = manual_ticks
         if clock is not None:
             options.clock = kvs_virtual_clock_face(clock.handle)

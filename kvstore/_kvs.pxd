@@ -113,6 +113,7 @@ cdef extern from "kvs.h" nogil:
         int64_t min_age_s
         int64_t io_timeout_ns
         uint64_t scrub_bytes_per_s
+        int32_t helpers
         uint32_t manual_ticks
         kvs_fs *fs
         kvs_clock *clock

@@ -77,6 +77,7 @@ class Options:
             min_age_s=-(-parse_duration(self.min_age, "min_age") // 10**9),
             io_timeout_ns=parse_duration(self.io_timeout, "io_timeout"),
             scrub_bytes_per_s=0 if self.scrub is None else parse_rate(self.scrub, "scrub"),
+            helpers=injected.helpers if injected else -1,
             manual_ticks=injected is not None and injected.manual_ticks,
             clock=injected.core_clock if injected else None,
             files=injected.core_files if injected else None,

@@ -257,13 +257,15 @@ class FaultFiles:
 class Injection:
     """What a test puts into a store. devices: one per root (None: the real one), or ().
 
-    manual_ticks: housekeeping runs only inside `store.tick()`.
+    manual_ticks: housekeeping runs only inside `store.tick()`. helpers: threads per root that help
+    verifying; with none a device that sleeps means that what it read was told; < 0: by the cores.
     """
 
     clock: VirtualClock | None = None
     files: FaultFiles | None = None
     devices: Sequence[FaultDevice | None] = ()
     manual_ticks: bool = False
+    helpers: int = 0
 
     @property
     def core_clock(self) -> _core.VirtualClock | None:

@@ -303,6 +303,7 @@ static void side_open(struct life *life, uint32_t side, const char *path,
                                   .class_count = 1,
                                   .role = side == 0 ? KVS_ROLE_OWNER : KVS_ROLE_PEER,
                                   .engine = KVS_ENGINE_THREADS,
+                                  .helpers = 2,
                                   .io_depth = 8,
                                   .pool_bytes = 4 << 20,
                                   .scrub_bytes_per_s = side == 0 ? 1ull << 30 : 0};

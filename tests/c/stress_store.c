@@ -282,6 +282,7 @@ static void stress_open(struct stress *stress, const char *path, struct kvs_io_e
                                   .classes = classes,
                                   .class_count = 2,
                                   .engine = KVS_ENGINE_THREADS,
+                                  .helpers = 2,
                                   .io_depth = 16,
                                   .pool_bytes = 4 << 20,
                                   .scrub_bytes_per_s = 1ull << 30,

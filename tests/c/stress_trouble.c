@@ -239,6 +239,7 @@ static void stress_open(struct stress *stress, char paths[ROOTS][64])
                                   .class_count = 1,
                                   .io_depth = 16,
                                   .pool_bytes = 8 << 20,
+                                  .helpers = 2,
                                   .manual_ticks = 1,
                                   .fs = stress->fs,
                                   .clock = kvs_virtual_clock_face(stress->clock)};
