@@ -94,40 +94,39 @@ static enum kvs_reason take_locked(struct kvs_root *root, struct kvs_namespace *
     return error ? KVS_REASON_BUSY : KVS_REASON_NONE;
 }
 
-/* Whether what the name leads to is an extent that may be served under it. NONE: *fd is open, and
- * *file has it when the whole header was asked for (to_load). */
+/* Whether what the name leads to is an extent that may be served under it. NONE: *file is open for
+ * loads when that was asked for (to_load). */
 static enum kvs_reason judge(struct kvs_root *root, struct kvs_namespace *ns,
                              const struct kvs_key *name, int to_load,
-                             struct kvs_extent_header *header, struct kvs_fs_stat *stat, int *fd,
+                             struct kvs_extent_header *header, struct kvs_fs_stat *stat,
                              struct kvs_file **file)
 {
     struct kvs_fs *fs = root->store->fs;
     char path[KVS_PATH_BYTES];
     kvs_path_of(ns, name, path);
-    enum kvs_reason reason = kvs_header_read(root, path, fd, header, stat);
-    if (reason) {
-        return reason;
-    }
-    if (!header_is_of(header, ns) || !kvs_header_has_key(header, name)) {
+    int fd = -1;
+    enum kvs_reason reason = to_load ? kvs_file_open(root, ns, path, header, stat, file)
+                                     : kvs_header_read(root, path, &fd, header, stat);
+    if (!reason && (!header_is_of(header, ns) || !kvs_header_has_key(header, name))) {
         reason = KVS_REASON_DAMAGED; /* a whole file, but not what its name says */
-    } else if (to_load) {
-        reason = kvs_file_open(root, ns, *fd, header, file);
     }
-    if (reason) {
-        fs->calls->close(fs, *fd);
-        *fd = -1;
+    if (reason && *file) {
+        kvs_file_discard(*file);
+        *file = NULL;
+    }
+    if (fd >= 0) {
+        fs->calls->close(fs, fd);
     }
     return reason;
 }
 
 int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const struct kvs_key *name)
 {
-    struct kvs_fs *fs = root->store->fs;
     struct kvs_extent_header *header = malloc(sizeof(*header));
     struct kvs_fs_stat stat;
     struct kvs_file *file = NULL;
     char path[KVS_PATH_BYTES];
-    int fd = -1, error = 0;
+    int error = 0;
     if (!header) {
         return -ENOMEM;
     }
@@ -136,7 +135,7 @@ int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const stru
     kvs_lock(root->store);
     int to_load = ns->has_layout;
     kvs_unlock(root->store);
-    enum kvs_reason reason = judge(root, ns, name, to_load, header, &stat, &fd, &file);
+    enum kvs_reason reason = judge(root, ns, name, to_load, header, &stat, &file);
     if (reason == KVS_REASON_DAMAGED || reason == KVS_REASON_FOREIGN) {
         error = kvs_quarantine_move(root, path);
     }
@@ -148,8 +147,6 @@ int kvs_refused_move(struct kvs_root *root, struct kvs_namespace *ns, const stru
     kvs_judge_end(root);
     if (file) {
         kvs_file_discard(file);
-    } else if (fd >= 0) {
-        fs->calls->close(fs, fd);
     }
     free(header);
     return error;
@@ -174,7 +171,6 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
                           const struct kvs_key *name, int to_load, struct kvs_extent **out)
 {
     struct kvs_store *store = root->store;
-    int fd = -1;
     struct kvs_fs_stat stat;
     kvs_lock(store);
     struct kvs_extent *known = kvs_extent_named_locked(store, root->number, ns, name);
@@ -192,10 +188,7 @@ enum kvs_reason kvs_adopt(struct kvs_root *root, struct kvs_namespace *ns,
     }
     kvs_name_clear(root, ns, name);
     struct kvs_file *file = NULL;
-    enum kvs_reason reason = judge(root, ns, name, to_load, header, &stat, &fd, &file);
-    if (fd >= 0 && !file) {
-        store->fs->calls->close(store->fs, fd);
-    }
+    enum kvs_reason reason = judge(root, ns, name, to_load, header, &stat, &file);
     if (reason && reason != KVS_REASON_ABSENT) {
         refuse(root, ns, name, reason);
     } else if (!reason) {

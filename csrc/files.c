@@ -191,24 +191,16 @@ static enum kvs_reason open_known(struct kvs_root *root, struct kvs_extent *exte
     char path[KVS_PATH_BYTES];
     struct kvs_extent_header *header = malloc(sizeof(*header));
     struct kvs_fs_stat stat;
-    int fd = -1;
     if (!header) {
         return KVS_REASON_BUSY;
     }
     kvs_path_of(extent->ns, &extent->name, path);
-    enum kvs_reason reason = kvs_header_read(root, path, &fd, header, &stat);
-    if (!reason) {
-        reason = kvs_file_open(root, extent->ns, fd, header, out);
-    }
+    enum kvs_reason reason = kvs_file_open(root, extent->ns, path, header, &stat, out);
     if (!reason && replaced(extent, header)) {
         /* Another whole extent: good under this name if it holds it, and not the one we know. */
         reason = kvs_header_has_key(header, &extent->name) ? KVS_REASON_ABSENT : KVS_REASON_DAMAGED;
-        kvs_file_discard(*out); /* and fd with it */
+        kvs_file_discard(*out);
         *out = NULL;
-        fd = -1;
-    }
-    if (reason && fd >= 0) {
-        root->store->fs->calls->close(root->store->fs, fd);
     }
     free(header);
     return reason;

@@ -149,9 +149,11 @@ enum kvs_reason kvs_reason_of_errno(int error);
 /* Reads and checks a header's first page; file workers only. NONE: the caller closes *fd. */
 enum kvs_reason kvs_header_read(struct kvs_root *root, const char *path, int *fd,
                                 struct kvs_extent_header *header, struct kvs_fs_stat *stat);
-/* Reads the rest against the namespace's layout; takes fd on success. File workers only. */
-enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, int fd,
-                              const struct kvs_extent_header *header, struct kvs_file **out);
+/* Opens the file for loads: all of its header, in one read where it is as long as we write it,
+ * against the namespace's layout. File workers only. */
+enum kvs_reason kvs_file_open(struct kvs_root *root, struct kvs_namespace *ns, const char *path,
+                              struct kvs_extent_header *header, struct kvs_fs_stat *stat,
+                              struct kvs_file **out);
 /* Closes a file that no extent holds; file workers only. */
 void kvs_file_discard(struct kvs_file *file);
 void kvs_file_free(struct kvs_file *file); /* the record alone */
