@@ -1,4 +1,4 @@
-"""The faces of csrc/testing, for testing.py; included by _core.pyx, whose rules hold here."""
+"""The faces of csrc/testing, for testing/injection.py; included by _core.pyx, whose rules hold here."""
 
 
 cdef class VirtualClock(Handle):

@@ -47,8 +47,8 @@ class Writer:
         self._spans = spans
         self._final: WriterStats | None = None
         self._keeps_token_ids = keeps_token_ids
-        self._core = _core.Writer(
-            core_cache, chain.keys, start, retention, 0, chain.extra_digests, self._ids_of(chain)
+        self._core = core_cache.writer(
+            chain.keys, start, retention, 0, chain.extra_digests, self._ids_of(chain)
         )
 
     @property
