@@ -61,10 +61,10 @@ class FakeWriter:
         return finished(dropped)
 
     def _stage(self, layer: int, block: int, cell: bytes) -> bool:
-        """Whether the cell was taken, or is not needed."""
-        if self._is_resident(block):
+        """Whether the cell was taken, or is there already."""
+        if self._is_resident(block) or (layer, block) in self._staged:
             return True
-        if self._disk.refuse_puts or (layer, block) in self._staged:
+        if self._disk.refuse_puts:
             return False
         self._staged[layer, block] = cell
         self.cache.store.counts["puts_bytes"] += len(cell)
