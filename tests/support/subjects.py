@@ -25,7 +25,7 @@ from kvstore.testing import (
 )
 from tests.support import extent_bytes
 from tests.support.extent_reader import read_root
-from tests.support.stores import BLOCK_TOKENS, cells_of, prompt, until, write
+from tests.support.stores import BLOCK_TOKENS, Cells, cells_of, prompt, until, write
 
 EXTENT_BLOCKS = 16
 K, V = 4096, 2 * BLOCK_TOKENS  # v is no multiple of 4096
@@ -142,6 +142,14 @@ class Real:
 
 
 Subject = Fake | Real
+
+
+def filled(store: Store, blocks: int = 21, seed: int = 0) -> tuple[Cache, Chain, Cells]:
+    """(cache, chain, cells) of a prompt that is stored."""
+    kv = store.cache(layout())
+    chain, cells = kv.keys(prompt(blocks, seed)), cells_of(layout(), blocks)
+    assert write(kv, chain, cells) == blocks
+    return kv, chain, cells
 
 
 @contextmanager
