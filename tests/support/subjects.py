@@ -159,5 +159,6 @@ def opened(subject: Subject, **words: Any) -> Iterator[Store]:
         until(lambda: not store.info().roots[0].warming)
         yield store
     finally:
-        subject.release()  # closing waits for what is in flight
-        store.close_blocking()
+        if not store.core.closed:
+            subject.release()  # closing waits for what is in flight
+            store.close_blocking()
