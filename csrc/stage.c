@@ -111,8 +111,9 @@ static uint64_t stage_run(struct kvs_put *put, struct kvs_writer_extent *made, u
     kvs_lock(store);
     struct kvs_region *region = stage_region_locked(writer, made, layer);
     if (!region) {
+        int sent = made->layer_sent[layer] && made->state != KVS_MADE_DROPPED;
         kvs_unlock(store);
-        return end - first;
+        return sent ? 0 : end - first;
     }
     kvs_region_hold_locked(store, region);
     if (made->fixed) {

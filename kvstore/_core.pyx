@@ -460,6 +460,12 @@ cdef class Store(Handle):
                 (<FaultEngine>engine).handle = NULL
         return 0
 
+    def cache(self, **layout):
+        return Cache(self, **layout)
+
+    def queue(self):
+        return Queue(self)
+
     def tick(self):
         check(kvs_tick(self.open_handle()), "tick")
 
@@ -580,6 +586,12 @@ cdef class Cache(Handle):
         self.store.open_handle()  # a closed store says so first
         return self.handle
 
+    def lease(self, *words):
+        return Lease(self, *words)
+
+    def writer(self, *words):
+        return Writer(self, *words)
+
     def match(self, bytes keys not None):
         """(leading blocks that are resident, reason or None)."""
         cdef kvs_match_answer answer
@@ -641,6 +653,9 @@ cdef class Lease(Handle):
 
     def __dealloc__(self):
         self.release()
+
+    def load(self, **words):
+        return Load(self, **words)
 
     def release(self):
         cdef kvs_lease *handle = self.handle

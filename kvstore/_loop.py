@@ -35,7 +35,7 @@ class Bridge:
         # A weak reference: the loop's reader refers to the bridge already.
         self._loop = weakref.ref(loop)
         self._lock = lock
-        self._queue = _core.Queue(store)
+        self._queue = store.queue()
         self._waiting: dict[int, tuple[_core.Ticket, asyncio.Future[None]]] = {}
         self.closed = False
         loop.add_reader(self._queue.fd(), self._on_ready)

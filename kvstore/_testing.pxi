@@ -1,4 +1,4 @@
-"""The faces of csrc/testing, for testing.py; included by _core.pyx, whose rules hold here."""
+"""The faces of csrc/testing, for testing/injection.py. Included by _core.pyx: its rules hold."""
 
 
 cdef class VirtualClock(Handle):

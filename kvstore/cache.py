@@ -48,8 +48,7 @@ class Cache:
         self._owner_numbers = itertools.count()
         counts = [len(parts) for parts in layout.parts_by_layer]
         sizes = [size for parts in layout.parts_by_layer for _, size in parts]
-        self.core = _core.Cache(
-            store.core,
+        self.core = store.core.cache(
             fingerprint=layout.fingerprint,
             block_tokens=layout.block_tokens,
             extent_blocks=layout.blocks_per_extent,
@@ -172,8 +171,7 @@ class Cache:
         if hit.blocks == 0:
             raise ValueError("the hit is empty: there is nothing to lease")
         owner = owner or f"{os.getpid()}-{next(self._owner_numbers)}"
-        core = _core.Lease(
-            self.core,
+        core = self.core.lease(
             hit.keys,
             hit.start,
             hit.end,
@@ -314,7 +312,7 @@ class Cache:
         if row.count != 1:
             raise ValueError(f"a block has {self.layout.block_bytes} bytes, not {row.count} times")
         retention = self.store.class_number(retain, otherwise=self.store.default_class)
-        writer = _core.Writer(self.core, key, 0, retention, _core.WRITER_SINGLE, None, None)
+        writer = self.core.writer(key, 0, retention, _core.WRITER_SINGLE, None, None)
         address = row.address
         for layer, parts in enumerate(self.layout.parts_by_layer):
             if parts:

@@ -156,8 +156,7 @@ class Load:
             (None, 0, []) if into is None else into.targets(layout, self.start, self.blocks)
         )
         table = None if into is None or into.table is None else into.table.tobytes()
-        self.core = _core.Load(
-            lease.core,
+        self.core = lease.core.load(
             targets=targets,
             page_tokens=page_tokens,
             table=table,
@@ -291,7 +290,7 @@ class Load:
     def drained_fd(self) -> int:
         """A file descriptor that becomes readable, and stays so, once drained. The load's own."""
         if self._drained_queue is None:
-            queue = _core.Queue(self.core.cache.store)
+            queue = self.core.cache.store.queue()
             self.core.drained.send(queue, 0)
             self._drained_queue = queue
         return self._drained_queue.fd()

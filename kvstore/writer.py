@@ -47,8 +47,8 @@ class Writer:
         self._spans = spans
         self._final: WriterStats | None = None
         self._keeps_token_ids = keeps_token_ids
-        self._core = _core.Writer(
-            core_cache, chain.keys, start, retention, 0, chain.extra_digests, self._ids_of(chain)
+        self._core = core_cache.writer(
+            chain.keys, start, retention, 0, chain.extra_digests, self._ids_of(chain)
         )
 
     @property
@@ -106,6 +106,10 @@ class Writer:
             blocks = self._commit().wait(timeout)
             self._note_commit(note, blocks)
             return blocks
+
+    def begin_commit(self) -> Handle[int]:
+        """The same without waiting: the commit goes on, also when the handle is dropped."""
+        return self._commit()
 
     def abort(self) -> None:
         """Abandons what was not committed. Idempotent; sources stay the caller's duty until their

@@ -1,5 +1,5 @@
-"""For tests and benches: a clock that a test drives, a device and a file system that fail on
-request, and the device's own ceiling.
+"""A clock that a test drives, a device and a file system that fail on request, and the device's own
+ceiling.
 
 Thin faces over csrc/testing/. Pass them to `open(..., _testing=Injection(...))`. They are further
 implementations of the core's two waists, so the code under test is the code that ships.

@@ -1,0 +1,203 @@
+"""vLLM's second seat: kvstore as a secondary tier below the engine's own CPU tier.
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": 100000000000, "secondary_tiers": [{"type": "KVStoreTier",
+                "module_path": "kvstore_vllm.tier", "paths": ["/nvme0/kv"]}]}}'
+
+Translates vLLM's words into those of `chunks`; lives in the scheduler's process. The seat that
+streams layer by layer is `kvstore_vllm.connector`.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+import torch
+import vllm
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.file_mapper import FileMapper
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from kvstore import Layout, open_blocking
+from kvstore.options import RETENTION
+from kvstore.units import parse_duration
+from kvstore_vllm.chunks import Chunks, Finished, parts_of_row
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import OffloadingSpec
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+
+_LOOKED_UP = {True: LookupResult.HIT, False: LookupResult.MISS, None: LookupResult.RETRY}
+
+
+class TierOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tier's configuration may say besides type and module_path.
+
+    paths: one directory per device. capacity, pool, role, retention, default_class, reserve,
+    io_timeout, engine: as `kvstore.open` takes them. retain: class of what is stored.
+    deadline: of one load; what is not there by then is computed. lookup_timeout: how long a request
+      waits while names are walked on disk; then it is a miss.
+    locality: "LOCAL" or "REMOTE", for vLLM's filters of tiers.
+    """
+
+    paths: tuple[str, ...]
+    capacity: int | str | tuple[int | str, ...] | None = None
+    pool: int | str = "1GB"
+    role: Literal["auto", "owner", "peer"] = "auto"
+    retention: dict[str, float | str] = msgspec.field(default_factory=lambda: dict(RETENTION))
+    default_class: str = "chat"
+    reserve: int | str | None = None
+    io_timeout: float | str = "10s"
+    engine: str = "auto"
+    retain: str | None = None
+    deadline: float | str = "10s"
+    lookup_timeout: float | str = "1s"
+    locality: Literal["LOCAL", "REMOTE"] | None = None
+
+
+class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # types are checked without vLLM
+    """Keeps chunks of the CPU tier on SSD. Raises OpenError, ValueError for wrong settings."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: "OffloadingSpec",
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: "BackpressureDetector | None" = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        options = options_of(settings)
+        self.locality = None if options.locality is None else Locality(options.locality)
+        rows = np.asarray(primary_kv_view).view(np.uint8)
+        layout = layout_of(offloading_spec, rows.shape[1])
+        self._store = open_blocking(
+            *options.paths,
+            capacity=options.capacity,
+            pool=options.pool,
+            role=options.role,
+            retention=options.retention,
+            default_class=options.default_class,
+            reserve=options.reserve,
+            io_timeout=options.io_timeout,
+            engine=options.engine,
+        )
+        self._chunks = Chunks(
+            self._store.cache(layout),
+            rows,
+            deadline=parse_duration(options.deadline, "deadline") / 1e9,
+            lookup_timeout=parse_duration(options.lookup_timeout, "lookup_timeout") / 1e9,
+            retain=options.retain,
+        )
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return _LOOKED_UP[self._chunks.look_up(key, req_context.req_id)]
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self._chunks.touch(keys)
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        job = job_metadata
+        self._chunks.store(job.job_id, list(job.keys), job.chunk_ids.tolist())
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        job = job_metadata
+        request = job.req_context.req_id
+        self._chunks.load(job.job_id, list(job.keys), job.chunk_ids.tolist(), request)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        return [_result(job) for job in self._chunks.finished()]
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._chunks.forget(req_context.req_id)
+
+    def drain_jobs(self) -> None:
+        self._chunks.drain()
+
+    def shutdown(self) -> None:
+        """Bounded as `Store.close` is; then nothing here refers to the primary tier's memory."""
+        self._chunks.cancel()
+        self._store.close_blocking()
+        self._chunks.close()
+
+
+def options_of(settings: Mapping[str, Any]) -> TierOptions:
+    """ValueError that says what is wrong with which word."""
+    try:
+        return msgspec.convert(dict(settings), TierOptions)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"secondary tier KVStoreTier: {error}") from None
+
+
+def layout_of(spec: "OffloadingSpec", row_bytes: int) -> Layout:
+    """Rows of this engine and of no other: by what vLLM's own tier of files is told apart, and by
+    what that leaves to the user (new weights under an old name, another device or version)."""
+    files = FileMapper.from_offloading_spec(
+        "", spec, blocks_per_file=spec.blocks_per_chunk, parallel_agnostic=True
+    )
+    tokens = spec.tokens_per_block[0] * spec.blocks_per_chunk
+    words = {
+        "engine": f"vllm {vllm.__version__}",
+        "chunk": json.dumps(files.get_run_config(), sort_keys=True),
+        "page": str(spec.config.kv_cache_layout),
+        "weights": weights_of(spec.config.model.name),
+        "device": device_words(),
+    }
+    return Layout(
+        parts_by_layer=parts_of_row(row_bytes),
+        model=spec.config.model.name,
+        dtype=spec.config.model.dtype,
+        block_tokens=tokens if row_bytes % tokens == 0 else 1,
+        words=tuple(words.items()),
+        extent_blocks=1,
+    )
+
+
+def weights_of(model: str) -> str:
+    """A folder has no revision: names, sizes and times of its weights stand for one."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return "by name"
+    files = sorted(path for path in folder.iterdir() if path.suffix in {".safetensors", ".bin"})
+    facts = [(path.name, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def device_words() -> str:
+    """What decides the order of bytes in a page besides the configuration."""
+    if current_platform.is_cpu():
+        amx = torch.cpu._is_amx_tile_supported()
+        return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} amx={amx}"
+    return f"{current_platform.device_type} {current_platform.get_device_capability()}"
+
+
+def _result(job: Finished) -> JobResult:
+    whole = job.good == len(job.keys)
+    some = tuple(OffloadKey(key) for key in job.keys[: job.good])
+    return JobResult(
+        job_id=job.job_id,
+        success=whole,
+        successful_keys=some if job.is_load and some and not whole else None,
+        transfer_time=job.seconds,
+        transfer_bytes=job.nbytes,
+    )
