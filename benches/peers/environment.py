@@ -1,7 +1,7 @@
 """The environments that peers run in: .venv-peers is made here, .venv-vllm is used where it is.
 
-Torch comes first, as its CPU build: what needs it would else bring CUDA libraries of 8 GB. Where pip
-finds no CPU build, the peers that need torch stay out and are listed so.
+Torch comes first, as its CPU build: what needs it would else bring CUDA libraries of 8 GB. Where
+pip finds no CPU build, the peers that need torch stay out and are listed so.
 """
 
 import hashlib

@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import kvstore
 import numpy as np
 import numpy.typing as npt
 from work import KEYS_IN_FLIGHT, Facts, Setup, memory
+
+import kvstore
 
 LACKS = "nothing of the three: checks every cell, has a budget, survives kill -9; fsync by flush()"
 
@@ -90,8 +91,8 @@ class Base:
 
 
 class ChainOfBlocks(Base):
-    """bulk goes into caller memory [layers, blocks, cell], as shipped into views of the pool; layers
-    come as views in the store's order; keys are blocks within extents of several."""
+    """bulk goes into caller memory [layers, blocks, cell], as shipped into views of the pool;
+    layers come as views in the store's order; keys are blocks within extents of several."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

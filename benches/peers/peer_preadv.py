@@ -1,4 +1,4 @@
-"""Plain files and threads: one file a value, os.preadv with O_DIRECT; what one writes in an hour."""
+"""Plain files and threads: one file a value, os.preadv with O_DIRECT: what one writes oneself."""
 
 import os
 from collections.abc import Callable, Sequence

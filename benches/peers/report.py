@@ -1,8 +1,8 @@
 """From records to a table: medians, spreads, shares of the ceiling, ratios in the same round. Pure.
 
 A record is one timed operation: phase, peer, kind, round, bytes, seconds, cpu_s, and first_s or
-sync_s. Records of kind "ceiling" hold gbps by name instead. A ratio compares two figures of one round
-only, because the device is another one in the next.
+sync_s. Records of kind "ceiling" hold gbps by memory and depth instead. A ratio compares two figures
+of one round only, because the device is another one in the next.
 """
 
 import statistics
@@ -13,8 +13,8 @@ Record = dict[str, Any]
 # What a kind is compared with: blocks by key with blocks put by key, everything else with chains.
 REFERENCES = {"keys": "kvstore single", "bulk": "kvstore", "layers": "kvstore", "put": "kvstore"}
 HEAD = (
-    f"{'':<24} {'GB/s: median [min..max]':<26} {'best':>5} {'fresh':>5} {'x kvstore [min..max]':<22}"
-    f" {'CPU s/GB':>8}"
+    f"{'':<24} {'GB/s: median [min..max]':<26} {'best':>5} {'fresh':>5}"
+    f" {'x kvstore [min..max]':<22} {'CPU s/GB':>8}"
 )
 
 

@@ -1,8 +1,8 @@
 """The same work on kvstore and on what one would pick instead: put, then cold load by key.
 
 Every peer is a process of its own (worker.py). A round asks each for each kind of load in turn,
-beginning with another peer each time, and samples the device's ceiling; what is buffered starts from
-a dropped page cache. Prints tables; --keep writes every single measurement as JSON lines.
+beginning with another peer each time, and samples the device's ceiling; what is buffered starts
+from a dropped page cache. Prints tables; --keep writes every measurement as JSON lines.
 
     python benches/peers/run.py            everything; makes .venv-peers when it is not there
     python benches/peers/run.py --small    under a minute, with what is installed already
@@ -27,7 +27,7 @@ from work import Work
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from measure import Ceiling, check_place, command_line  # noqa: E402
+from measure import Ceiling, check_place, command_line
 
 RAW_BYTES = 1 << 20
 DEPTHS = (8, 16, 32)
@@ -66,8 +66,7 @@ class Phase:
     mode: str = "best"
 
 
-def phases(*, small: bool) -> list[Phase]:
-    blocks = 16 if small else 128
+def phases(blocks: int, *, small: bool) -> list[Phase]:
     bf16 = Work("bf16", 73_728, 61, blocks)
     every = [
         Phase("best mode, 64 tokens bf16, 4,497,408 B a value", bf16, ("bulk", "keys", "put")),
@@ -262,6 +261,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where, on the disk measured")
     parser.add_argument("--small", action="store_true", help="under a minute, what is installed")
+    parser.add_argument("--blocks", type=int, help="of 64 tokens: 128, small 16")
     parser.add_argument("--rounds", type=int, help="of loads: 7, small 3")
     parser.add_argument("--writes", type=int, help="rounds of puts: 15, small 3")
     parser.add_argument("--seconds", type=float, help="of raw reads per depth and kind in a round")
@@ -269,6 +269,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--phase", type=int, nargs="+", metavar="N", help="0 is the first")
     parser.add_argument("--keep", action="store_true", help="raw JSON lines below results/")
     options = parser.parse_args()
+    options.blocks = options.blocks or (16 if options.small else 128)
     options.rounds = options.rounds or (3 if options.small else 7)
     options.writes = options.writes or (3 if options.small else 15)
     options.seconds = options.seconds or (0.05 if options.small else 0.1)
@@ -278,7 +279,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     notes = [] if options.small else environment.make_peers()
-    chosen = phases(small=options.small)
+    chosen = phases(options.blocks, small=options.small)
     chosen = [chosen[i] for i in options.phase] if options.phase else chosen
     most = max(phase.work.nbytes for phase in chosen)
     place = check_place(options.dir, 3 * most * len(CANDIDATES))
