@@ -1,8 +1,8 @@
 """From records to a table: medians, spreads, shares of the ceiling, ratios in the same round. Pure.
 
 A record is one timed operation: phase, peer, kind, round, bytes, seconds, cpu_s, and first_s or
-sync_s. Records of kind "ceiling" hold gbps by memory and depth instead. A ratio compares two figures
-of one round only, because the device is another one in the next.
+sync_s. Records of kind "ceiling" hold gbps by memory and depth instead. A ratio compares figures of
+one round only, because the device is another one in the next.
 """
 
 import statistics

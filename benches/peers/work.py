@@ -186,7 +186,7 @@ def on_threads(
     batches: Sequence[Sequence[int]],
     ready: Callable[[int], None],
 ) -> None:
-    """Peer.load for who reads one value a call: all are queued in order, and waited for by batch."""
+    """Peer.load for who reads one value a call: all are queued in order, waited for by batch."""
     running = [[threads.submit(read, index) for index in batch] for batch in batches]
     for number, batch in enumerate(running):
         for one in batch:
