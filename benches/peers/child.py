@@ -3,15 +3,14 @@
 import json
 import select
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from work import Work
+from benches.peers.work import Work
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 ANSWER_S = 120.0
 
 
@@ -26,14 +25,21 @@ class Child:
     ) -> None:  # fmt: skip
         self.facts: dict[str, Any] = {}
         self.log = folder.with_suffix(".log")
-        paths = [str(HERE.parents[1])] if str(python) == sys.executable else []
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [python, HERE / "worker.py", module, folder, json.dumps(asdict(work)), mode],
+                [
+                    python,
+                    "-m",
+                    "benches.peers.worker",
+                    module,
+                    folder,
+                    json.dumps(asdict(work)),
+                    mode,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**variables, "PYTHONPATH": ":".join(paths)},
+                env={**variables, "PYTHONPATH": str(ROOT)},
                 text=True,
                 bufsize=1,
             )

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import diskcache
-from work import Facts, Setup, Slots, file_name, on_threads
+
+from benches.peers.work import Facts, Setup, Slots, file_name, on_threads
 
 THREADS = 4
 

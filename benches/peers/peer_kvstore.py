@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from work import KEYS_IN_FLIGHT, Facts, Setup, memory
 
 import kvstore
+from benches.peers.work import KEYS_IN_FLIGHT, Facts, Setup, memory
 
 LACKS = "nothing of the three: checks every cell, has a budget, survives kill -9; fsync by flush()"
 
@@ -84,7 +84,7 @@ class Base:
     def _cells(self, generation: int, layer: int, first: int, end: int) -> npt.NDArray[np.uint8]:
         """[blocks, cell bytes] of one layer, strided over the source."""
         source, work = self.setup.source, self.work
-        start = (generation + first) * source.step + layer * work.cell_bytes
+        start = source.cell_offset(generation, layer, first)
         return np.lib.stride_tricks.as_strided(
             source.bytes[start:], (end - first, work.cell_bytes), (source.step, 1)
         )
@@ -142,7 +142,7 @@ class ChainOfBlocks(Base):
     async def _put(self, generation: int, count: int) -> None:
         async with self.kv.writer(self._keys(generation, count)) as writer:
             for layer in range(self.work.layers):
-                await writer.put(layer, (0, count), [self._cells(generation, layer, 0, count)])
+                writer.put(layer, (0, count), [self._cells(generation, layer, 0, count)])
             stored = await writer.commit()
         if stored != count:
             raise ValueError(f"only {stored} of {count} blocks were stored")

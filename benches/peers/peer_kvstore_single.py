@@ -1,5 +1,5 @@
 """kvstore by single keys; see peer_kvstore.py."""
 
-from peer_kvstore import SingleBlocks
+from benches.peers.peer_kvstore import SingleBlocks
 
 open_peer = SingleBlocks

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmcache.lmcache_fs import LMCacheFSClient
-from work import Bytes, Facts, Setup, Slots
+
+from benches.peers.work import Bytes, Facts, Setup, Slots
 
 WORKERS = 4
 WAIT_MS = 60_000

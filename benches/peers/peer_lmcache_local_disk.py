@@ -17,7 +17,8 @@ from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
-from work import PAGE, Facts, Setup
+
+from benches.peers.work import PAGE, Facts, Setup
 
 BATCH = 32  # what is allocated and read together
 WAIT_S = 60.0

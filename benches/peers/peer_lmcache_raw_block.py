@@ -12,7 +12,8 @@ import torch
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.storage_backend.raw_block import RawBlockCore, RawBlockCoreConfig
 from lmcache.v1.storage_backend.raw_block.key_codec import RawBlockKeySpec
-from work import PAGE, Bytes, Facts, Setup, Slots, file_name, padded
+
+from benches.peers.work import PAGE, Bytes, Facts, Setup, Slots, file_name, padded
 
 META_BYTES = 64 << 20
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import lmdb
 import numpy as np
-from work import Facts, Setup, Slots, file_name, on_threads
+
+from benches.peers.work import Facts, Setup, Slots, file_name, on_threads
 
 THREADS = 4
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nixl_cu12._api import nixl_agent, nixl_agent_config
-from work import Bytes, Facts, Setup, Slots, file_name
+
+from benches.peers.work import Bytes, Facts, Setup, Slots, file_name
 
 AGENT = "peers"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from work import Bytes, Facts, Setup, Slots, file_name, on_threads
+from benches.peers.work import Bytes, Facts, Setup, Slots, file_name, on_threads
 
 THREADS = 4
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyuring import UringCtx
-from work import KEYS_IN_FLIGHT, Bytes, Facts, Setup, Slots, file_name
+
+from benches.peers.work import KEYS_IN_FLIGHT, Bytes, Facts, Setup, Slots, file_name
 
 
 class Pyuring:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import safetensors
 from safetensors.numpy import load_file, save_file
-from work import Facts, Setup, Slots, file_name, on_threads
+
+from benches.peers.work import Facts, Setup, Slots, file_name, on_threads
 
 THREADS = 4
 TENSOR = "cells"

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from vllm.v1.kv_offload.tiering.fs import io
 from vllm.v1.kv_offload.tiering.fs.thread_pool import DualQueueThreadPool
-from work import Bytes, Facts, Setup, Slots, file_name
+
+from benches.peers.work import Bytes, Facts, Setup, Slots, file_name
 
 THREADS = 16  # its default, for reads and for writes
 JOBS = 4

@@ -4,14 +4,13 @@ Every peer is a process of its own (worker.py). A round asks each for each kind 
 beginning with another peer each time, and samples the device's ceiling; what is buffered starts
 from a dropped page cache. Prints tables; --keep writes every measurement as JSON lines.
 
-    python benches/peers/run.py            everything; makes .venv-peers when it is not there
-    python benches/peers/run.py --small    under a minute, with what is installed already
+    python -m benches.peers.run            everything; makes .venv-peers when it is not there
+    python -m benches.peers.run --small    under a minute, with what is installed already
 """
 
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import environment
-from child import Child, PeerFailed
-from report import Record, phase_lines
-from work import Work
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from measure import Ceiling, check_place, command_line
+from benches.measure import Ceiling, check_place, command_line
+from benches.peers import environment
+from benches.peers.child import Child, PeerFailed
+from benches.peers.report import Record, phase_lines
+from benches.peers.work import Work
 
 RAW_BYTES = 1 << 20
 DEPTHS = (8, 16, 32)

@@ -116,11 +116,13 @@ def memory(nbytes: int, *, huge: bool) -> Bytes:
 
 
 class Source:
-    """The bytes of all values: windows of one random array that overlap, so it stays small."""
+    """The bytes of all values: windows of one random array that overlap, so it stays small. No two
+    begin at the same place."""
 
     def __init__(self, work: Work, *, huge: bool) -> None:
         self.work = work
-        self.step = padded(work.cell_bytes)  # each value begins at a page, as O_DIRECT wants it
+        # From one block to the next; each value begins at a page, as O_DIRECT wants it.
+        self.step = padded(work.cell_bytes) + (work.layers * PAGE if work.by_layer else 0)
         rows = work.blocks + GENERATIONS
         self.bytes = memory(rows * self.step + padded(work.cell_bytes * work.layers), huge=huge)
         random = np.random.default_rng(0)
@@ -128,10 +130,14 @@ class Source:
             part = self.bytes[start : start + HUGE_PAGE]
             part[:] = random.integers(0, 256, part.size, dtype=np.uint8)
 
+    def cell_offset(self, generation: int, layer: int, block: int) -> int:
+        """Cells of a whole block follow each other; cells of a layer lie `step` apart."""
+        next_layer = PAGE if self.work.by_layer else self.work.cell_bytes
+        return (generation % GENERATIONS + block) * self.step + layer * next_layer
+
     def offset(self, generation: int, index: int) -> int:
-        work = self.work
-        layer, block = divmod(index, work.blocks) if work.by_layer else (0, index)
-        return (generation % GENERATIONS + block) * self.step + layer * work.cell_bytes
+        layer, block = divmod(index, self.work.blocks) if self.work.by_layer else (0, index)
+        return self.cell_offset(generation, layer, block)
 
     def value(self, generation: int, index: int) -> Bytes:
         """Exactly value_bytes."""

@@ -1,6 +1,6 @@
 """One peer in one process, told by the driver what to do next: a line of JSON in, one out.
 
-    worker.py MODULE FOLDER WORK_JSON best|shipped
+    python -m benches.peers.worker MODULE FOLDER WORK_JSON best|shipped
 
 Each in its own process, so that environments do not mix, CPU seconds are the peer's own, and one
 that crashes costs nobody else. Times one operation at a time; decides nothing.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from work import Peer, Setup, Source, Work, batches_of, check
+from benches.peers.work import Peer, Setup, Source, Work, batches_of, check
 
 
 def cpu_seconds() -> float:
@@ -36,7 +36,7 @@ def timed(work: Callable[[], None]) -> dict[str, float]:
 class Worker:
     def __init__(self, module: str, setup: Setup) -> None:
         self.setup = setup
-        self.peer: Peer = importlib.import_module(module).open_peer(setup)
+        self.peer: Peer = importlib.import_module(f"benches.peers.{module}").open_peer(setup)
 
     def do(self, op: str, told: dict[str, Any]) -> dict[str, Any]:
         if op == "load":
@@ -57,16 +57,15 @@ class Worker:
     def load(self, kind: str) -> dict[str, Any]:
         """Loads generation 0. first_s: until the first batch was there."""
         batches = batches_of(self.setup.work, kind)
-        first: list[float] = []
+        times: list[float] = []
 
-        def ready(_: int) -> None:
-            if not first:
-                first.append(time.perf_counter())
+        def work() -> None:
+            times.append(time.perf_counter())
+            self.peer.load(0, batches, lambda _: times.append(time.perf_counter()))
 
-        began = time.perf_counter()
-        found = timed(lambda: self.peer.load(0, batches, ready))
+        found = timed(work)
         check(self.setup.source, 0, self.peer.value, whole=False)
-        return {**found, "first_s": first[0] - began, "bytes": self.setup.work.nbytes}
+        return {**found, "first_s": times[1] - times[0], "bytes": self.setup.work.nbytes}
 
     def put(self, generation: int, count: int) -> dict[str, Any]:
         """sync_s: what a sync of the file system takes afterwards. Later generations are deleted
