@@ -217,19 +217,26 @@ static void direct_read_done(struct kvs_root *root, struct kvs_transfer *transfe
 {
     struct kvs_store *store = root->store;
     struct kvs_load *load = transfer->load;
-    uint32_t layer = transfer->layer, good = 0;
-    if (!transfer->error) {
-        good = verify(transfer->file, layer, transfer->position, transfer->memory,
-                      load->ns->cell_bytes[layer], transfer->count);
+    uint32_t first = transfer->layer, count = transfer->layers;
+    uint8_t good[KVS_LAYERS_MAX] = {0}; /* leading cells by layer */
+    const uint8_t *cells = transfer->memory;
+    for (uint32_t i = 0; i < count && !transfer->error; i++) {
+        uint64_t bytes = load->ns->cell_bytes[first + i];
+        good[i] = (uint8_t)verify(transfer->file, first + i, transfer->position, cells, bytes,
+                                  transfer->count);
+        cells += transfer->count * bytes;
     }
     kvs_lock(store);
-    if (good < transfer->count && load->state == KVS_LOAD_RUNNING) {
-        struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + transfer->span];
-        run->reread = 1;
+    struct kvs_run *run = &load->runs[(size_t)first * load->span_count + transfer->span];
+    for (uint32_t i = 0; i < count && load->state == KVS_LOAD_RUNNING; i++) {
+        run->reread |= good[i] < transfer->count;
+        run += load->span_count;
     }
     /* First the caller's memory is let go (the reread counts for itself when it copies). */
     kvs_load_memory_done_locked(load);
-    direct_span_done_locked(load, layer, transfer->span);
+    for (uint32_t i = 0; i < count; i++) {
+        direct_span_done_locked(load, first + i, transfer->span);
+    }
     kvs_load_drop_locked(load);
     transfer_free_locked(store, transfer);
     kvs_unlock(store);

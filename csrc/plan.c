@@ -18,7 +18,7 @@
 
 enum { ALIGN = 4096 };
 
-static struct kvs_transfer *transfer_new(enum kvs_transfer_kind kind, struct kvs_file *file,
+struct kvs_transfer *kvs_read_new_locked(enum kvs_transfer_kind kind, struct kvs_file *file,
                                          uint64_t offset, uint8_t *memory, uint64_t bytes)
 {
     struct kvs_transfer *transfer = malloc(sizeof(*transfer));
@@ -33,8 +33,7 @@ static struct kvs_transfer *transfer_new(enum kvs_transfer_kind kind, struct kvs
     return transfer;
 }
 
-/* After span_attach said yes, while the lock is held. */
-static struct kvs_file *span_file(const struct kvs_load_span *span)
+struct kvs_file *kvs_span_file_locked(const struct kvs_load_span *span)
 {
     return span->file ? span->file : span->extent->file;
 }
@@ -49,7 +48,7 @@ static int room_for(const struct kvs_load *load, uint64_t bytes)
     return kvs_pool_room_locked(load->store) >= kvs_load_promised_locked(load->store, load) + bytes;
 }
 
-static int covers(const struct kvs_region *region, uint32_t first, uint32_t count)
+int kvs_region_covers(const struct kvs_region *region, uint32_t first, uint32_t count)
 {
     return region && region->state != KVS_REGION_BAD && region->state != KVS_REGION_STAGING &&
            region->first <= first && first + count <= (uint32_t)region->first + region->count;
@@ -124,7 +123,7 @@ static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_n
     struct kvs_store *store = load->store;
     struct kvs_load_span *span = &load->spans[span_number];
     uint64_t cell = load->ns->cell_bytes[layer];
-    uint64_t start = span_file(span)->region_offsets[layer] + span->position * cell;
+    uint64_t start = kvs_span_file_locked(span)->region_offsets[layer] + span->position * cell;
     uint64_t first = start / ALIGN * ALIGN;
     uint64_t bytes = (start + count * cell + ALIGN - 1) / ALIGN * ALIGN - first;
     if (!room_for(load, bytes)) {
@@ -140,8 +139,8 @@ static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_n
     region->first = span->position;
     region->count = (uint8_t)count;
     region->state = KVS_REGION_READING;
-    struct kvs_transfer *read =
-        transfer_new(KVS_TRANSFER_REGION, span_file(span), first, region->memory, bytes);
+    struct kvs_transfer *read = kvs_read_new_locked(KVS_TRANSFER_REGION, kvs_span_file_locked(span),
+                                                    first, region->memory, bytes);
     if (!read || waiter_add(region, load, layer, span_number) < 0) {
         if (read) {
             kvs_file_drop_locked(store, read->file);
@@ -158,9 +157,8 @@ static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_n
     return 0;
 }
 
-/* Cells of the span that are still worth reading: those before the first known bad block. */
-static uint32_t wanted_cells(const struct kvs_load *load, uint32_t layer,
-                             const struct kvs_load_span *span)
+uint32_t kvs_span_wanted_locked(const struct kvs_load *load, uint32_t layer,
+                                const struct kvs_load_span *span)
 {
     uint64_t local = span->first_block - load->first, good = load->layers[layer].good;
     if (span->failed || local >= good) {
@@ -173,14 +171,14 @@ int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span_
 {
     struct kvs_load_span *span = &load->spans[span_number];
     struct kvs_extent *extent = span->extent;
-    uint32_t count = wanted_cells(load, layer, span);
+    uint32_t count = kvs_span_wanted_locked(load, layer, span);
     struct kvs_region *region = extent->regions ? extent->regions[layer] : NULL;
     int reread = load->runs[(size_t)layer * load->span_count + span_number].reread;
     if (count == 0) {
         kvs_load_span_done_locked(load, layer, span_number);
         return 0;
     }
-    if (!reread && covers(region, span->position, count)) {
+    if (!reread && kvs_region_covers(region, span->position, count)) {
         if (region->state == KVS_REGION_READY) {
             return take_from_ram(load, layer, span_number, region);
         }
@@ -188,107 +186,6 @@ int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span_
         return waiter_add(region, load, layer, span_number);
     }
     return read_into_pool(load, layer, span_number, count);
-}
-
-/* ---- straight into caller memory ---- */
-
-static int direct_possible(const struct kvs_load *load, uint32_t layer)
-{
-    const struct kvs_namespace *ns = load->ns;
-    return load->into.targets && ns->part_counts[layer] == 1 &&
-           load->into.page_tokens % ns->block_tokens == 0 &&
-           load->into.targets[ns->part_first[layer]].base;
-}
-
-/* The next run of the span, from cell `at` on, whose blocks follow each other in caller memory.
- * Returns its length; 0 when the block is not wanted. */
-static uint32_t direct_run(const struct kvs_load *load, uint32_t layer, uint64_t local,
-                           uint32_t count, uint8_t **memory)
-{
-    uint64_t cell = load->ns->cell_bytes[layer];
-    int wanted;
-    *memory = kvs_into_block(load, layer, local, &wanted);
-    if (!wanted) {
-        return 0;
-    }
-    uint32_t length = 1;
-    while (length < count && length * cell < KVS_PIECE_BYTES) {
-        uint8_t *next = kvs_into_block(load, layer, local + length, &wanted);
-        if (!wanted || next != *memory + length * cell) {
-            break;
-        }
-        length++;
-    }
-    return length;
-}
-
-static int direct_aligned(const struct kvs_load *load, uint32_t layer,
-                          const struct kvs_load_span *span, uint32_t count)
-{
-    uint64_t cell = load->ns->cell_bytes[layer];
-    uint64_t local = span->first_block - load->first;
-    for (uint32_t at = 0; at < count;) {
-        uint8_t *memory;
-        uint32_t length = direct_run(load, layer, local + at, count - at, &memory);
-        uint64_t offset = span_file(span)->region_offsets[layer] + (span->position + at) * cell;
-        if (length && ((offset | length * cell | (uintptr_t)memory) & (ALIGN - 1))) {
-            return 0;
-        }
-        at += length ? length : 1;
-    }
-    return 1;
-}
-
-static int direct_add(struct kvs_load *load, uint32_t layer, uint32_t span_number, uint32_t at,
-                      uint32_t length, uint8_t *memory)
-{
-    struct kvs_load_span *span = &load->spans[span_number];
-    uint64_t cell = load->ns->cell_bytes[layer];
-    uint64_t offset = span_file(span)->region_offsets[layer] + (span->position + at) * cell;
-    struct kvs_transfer *read =
-        transfer_new(KVS_TRANSFER_DIRECT, span_file(span), offset, memory, length * cell);
-    if (!read) {
-        return -ENOMEM;
-    }
-    read->load = load;
-    read->layer = layer;
-    read->span = span_number;
-    read->position = (uint8_t)(span->position + at);
-    read->count = (uint8_t)length;
-    kvs_load_hold_locked(load);
-    load->memory_users++;
-    load->runs[(size_t)layer * load->span_count + span_number].direct_pending++;
-    load->stats.disk_bytes += length * cell;
-    load->stats.direct_bytes += length * cell;
-    kvs_transfer_queue_locked(&load->store->roots[span->root], read);
-    return 0;
-}
-
-int kvs_plan_direct_locked(struct kvs_load *load, uint32_t layer, uint32_t span_number)
-{
-    struct kvs_load_span *span = &load->spans[span_number];
-    struct kvs_extent *extent = span->extent;
-    uint32_t count = wanted_cells(load, layer, span);
-    if (count == 0 || !direct_possible(load, layer) ||
-        covers(extent->regions ? extent->regions[layer] : NULL, span->position, count) ||
-        !direct_aligned(load, layer, span, count)) {
-        return -ENOTSUP;
-    }
-    uint64_t local = span->first_block - load->first;
-    struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + span_number];
-    for (uint32_t at = 0; at < count;) {
-        uint8_t *memory;
-        uint32_t length = direct_run(load, layer, local + at, count - at, &memory);
-        if (length && direct_add(load, layer, span_number, at, length, memory) < 0) {
-            kvs_load_cut_locked(load, layer, span->first_block + at, KVS_REASON_POOL);
-            break;
-        }
-        at += length ? length : 1;
-    }
-    if (run->direct_pending == 0) {
-        kvs_load_span_done_locked(load, layer, span_number); /* no block of it was wanted */
-    }
-    return 0;
 }
 
 /* ---- the order ---- */

@@ -47,7 +47,7 @@ struct kvs_transfer {
     struct kvs_file *file; /* held (reads) */
     struct kvs_region *region; /* held (REGION, WRITE) */
     struct kvs_load *load; /* held (DIRECT) */
-    uint32_t layer, span; /* DIRECT */
+    uint32_t layer, layers, span; /* DIRECT; several layers: of a get() */
     uint8_t position, count; /* DIRECT: cells of the extent in this run */
     struct kvs_writer *writer; /* held (WRITE) */
     struct kvs_writer_extent *made; /* WRITE */
