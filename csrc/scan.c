@@ -280,8 +280,8 @@ void kvs_scan_job(struct kvs_root *root, void *argument)
     if (!look(root, (uintptr_t)argument)) {
         return; /* there is another scan when it is back */
     }
+    kvs_recency_sort(root); /* without memory for it the order of the scan has to do */
     kvs_lock(store);
-    kvs_extent_order_by_use_locked(root);
     root->warming = 0;
     kvs_deletes_resume_locked(store);
     pthread_cond_broadcast(&store->changed);
