@@ -5,11 +5,11 @@
  * The store's lock is a mutex: who meets another thread in it waits by a system call (futex). That
  * one is made all the same and counted apart.
  */
+#define _GNU_SOURCE /* REG_RAX */
 #include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
