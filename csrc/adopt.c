@@ -39,7 +39,7 @@ static int extent_from_header(struct kvs_root *root, struct kvs_namespace *ns,
         }
     }
     extent->name = *name;
-    extent->start = header->start;
+    extent->start = header->start < KVS_START_UNKNOWN ? (uint32_t)header->start : KVS_START_UNKNOWN;
     extent->class_number = class_of(store, header->class_name);
     int64_t created_s = header->created_s > 0 ? header->created_s : 0; /* ages do not overflow */
     extent->created_s = created_s < KVS_FS_TIME_MAX_S ? created_s : KVS_FS_TIME_MAX_S;

@@ -44,7 +44,7 @@ void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *
     }
     made->root = order[at];
     if (made->extent) {
-        made->extent->root = made->root;
+        made->extent->root = (uint8_t)made->root;
     }
 }
 

@@ -26,8 +26,7 @@ enum {
     FULL_TRIES = 8,   /* evictions for one put that met a full disk */
     INODES_FEW = 64,  /* others take some between an error and the look at it */
     STUCK_MAX = 4,    /* files that could not be unlinked, in one search */
-    CANDIDATES = 64,  /* extents that a peer used, passed over in one search */
-    PINNED_MAX = 4096 /* extents in use, passed over in one search */
+    CANDIDATES = 64   /* extents that a peer used, passed over in one search */
 };
 
 void kvs_room_refund_locked(struct kvs_root *root, uint64_t bytes)
@@ -71,19 +70,12 @@ static struct kvs_extent *victim_locked(struct kvs_root *root)
     if (root->store->wall.step_s == 0) {
         expired = kvs_expiry_first_locked(root, kvs_store_now_s(root->store));
     }
-    if (expired && expired->pins == 0) {
-        kvs_extent_pin_locked(expired);
-        return expired;
+    int may = expired && expired->pins == 0;
+    struct kvs_extent *victim = may ? expired : kvs_recency_victim_locked(root);
+    if (victim) {
+        kvs_extent_pin_locked(victim);
     }
-    struct kvs_link *at = root->lru.prev;
-    for (int i = 0; at != &root->lru && i < PINNED_MAX; i++, at = at->prev) {
-        struct kvs_extent *extent = KVS_ENTRY(at, struct kvs_extent, lru);
-        if (extent->pins == 0) {
-            kvs_extent_pin_locked(extent);
-            return extent;
-        }
-    }
-    return NULL;
+    return victim;
 }
 
 /* A peer that loaded the extent moved its atime on: spare it while that is fresh. */
@@ -98,7 +90,7 @@ static int spared_by_peer(struct kvs_root *root, struct kvs_extent *extent)
     int spared = extent->last_use_s > used_before_s &&
                  kvs_store_now_s(store) - extent->last_use_s < store->min_age_s;
     if (spared && extent->state == KVS_EXTENT_LIVE) {
-        kvs_list_add_first(&root->lru, &extent->lru);
+        kvs_recency_add_locked(root, extent);
     }
     kvs_unlock(store);
     return spared;

@@ -1,5 +1,5 @@
 /*
- * expiry.c: when extents end. A heap per root by valid-until, and the job that unlinks what has
+ * expiry.c: when extents end. A wheel per root by valid-until, and the job that unlinks what has
  * expired, a little at a time.
  *
  * An expired extent is not served from that second on; its file goes later: at most a twentieth of
@@ -8,108 +8,137 @@
  * wipe its disk: when the clock is put right, what is left is valid again. Room for a put does not
  * wait for this: eviction takes expired extents first, as many as it needs.
  *
- * Invariant: the heap's key may be older than valid_until_s (a renewal is O(1)); an extent taken
- * from the top with a stale key is put back with the true one.
+ * The wheel: a second is a number of 11 digits of 6 bits. An extent is in the slot of the highest
+ * digit in which its end differs from at_s. at_s goes from one slot that holds something to the
+ * next, never beyond now, and what was in the slot moves to lower digits, in the end to `due`.
+ *
+ * Invariants:
+ *   1. Adding, removing and renewing are O(1); an extent moves 11 times at most before it is due,
+ *      and a call moves MOVES_MAX at most, however many end in the same week.
+ *   2. A renewal does not move it: it is put in its true place when its old end comes.
+ *   3. What is in `due` and `moving` comes before all slots, and lower levels before higher ones.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "store.h"
 
-enum { MINUTE_S = 60, SHARE = 20 };
+enum { MINUTE_S = 60, SHARE = 20, MOVES_MAX = 1024 };
 
-/* ---- the heap ---- */
+/* ---- the wheel ---- */
 
-static void heap_put(struct kvs_root *root, uint32_t at, struct kvs_extent *extent)
+void kvs_expiry_open(struct kvs_root *root)
 {
-    root->expiry[at] = extent;
-    extent->expiry_slot = at + 1;
+    struct kvs_expiry *wheel = &root->expiry;
+    kvs_list_init(&wheel->due);
+    kvs_list_init(&wheel->moving);
+    for (uint32_t level = 0; level < KVS_EXPIRY_LEVELS; level++) {
+        for (uint32_t digit = 0; digit < KVS_EXPIRY_DIGITS; digit++) {
+            kvs_list_init(&wheel->slots[level][digit]);
+        }
+    }
 }
 
-static void heap_up(struct kvs_root *root, uint32_t at)
+static uint32_t digit_of(int64_t second, uint32_t level)
 {
-    struct kvs_extent *extent = root->expiry[at];
-    while (at > 0 && root->expiry[(at - 1) / 2]->expiry_key_s > extent->expiry_key_s) {
-        heap_put(root, at, root->expiry[(at - 1) / 2]);
-        at = (at - 1) / 2;
-    }
-    heap_put(root, at, extent);
+    return (uint32_t)(second >> KVS_EXPIRY_BITS * level) & (KVS_EXPIRY_DIGITS - 1);
 }
 
-static void heap_down(struct kvs_root *root, uint32_t at)
+void kvs_expiry_add_locked(struct kvs_root *root, struct kvs_extent *extent)
 {
-    struct kvs_extent *extent = root->expiry[at];
-    for (;;) {
-        uint32_t child = 2 * at + 1;
-        if (child + 1 < root->expiry_count &&
-            root->expiry[child + 1]->expiry_key_s < root->expiry[child]->expiry_key_s) {
-            child++;
-        }
-        if (child >= root->expiry_count ||
-            root->expiry[child]->expiry_key_s >= extent->expiry_key_s) {
-            break;
-        }
-        heap_put(root, at, root->expiry[child]);
-        at = child;
+    struct kvs_expiry *wheel = &root->expiry;
+    int64_t end_s = extent->valid_until_s;
+    if (end_s <= wheel->at_s) {
+        kvs_list_add_last(&wheel->due, &extent->expiry);
+        return;
     }
-    heap_put(root, at, extent);
+    uint64_t differs = (uint64_t)(end_s ^ wheel->at_s);
+    uint32_t level = (63 - (uint32_t)__builtin_clzll(differs)) / KVS_EXPIRY_BITS;
+    uint32_t digit = digit_of(end_s, level);
+    kvs_list_add_last(&wheel->slots[level][digit], &extent->expiry);
+    wheel->filled[level] |= 1ull << digit;
 }
 
-int kvs_expiry_add_locked(struct kvs_root *root, struct kvs_extent *extent)
+void kvs_expiry_remove_locked(struct kvs_extent *extent)
 {
-    if (root->expiry_count == root->expiry_room) {
-        uint32_t room = root->expiry_room ? root->expiry_room * 2 : 64;
-        struct kvs_extent **grown = realloc(root->expiry, room * sizeof(*grown));
-        if (!grown) {
-            return -ENOMEM;
+    kvs_list_remove(&extent->expiry);
+}
+
+/* The first second of the slot, seen from at_s. */
+static int64_t slot_begin_s(const struct kvs_expiry *wheel, uint32_t level, uint32_t digit)
+{
+    uint32_t low = KVS_EXPIRY_BITS * level;
+    int64_t below = low + KVS_EXPIRY_BITS < 63 ? (int64_t)1 << (low + KVS_EXPIRY_BITS) : 0;
+    int64_t high = below ? wheel->at_s & -below : 0;
+    return high | (int64_t)digit << low;
+}
+
+/* at_s becomes the begin of the next slot that holds something, if that is not after now_s; what
+ * was in it moves. 0: there is none. */
+static int turn(struct kvs_expiry *wheel, int64_t now_s)
+{
+    for (uint32_t level = 0; level < KVS_EXPIRY_LEVELS; level++) {
+        while (wheel->filled[level]) {
+            uint32_t digit = (uint32_t)__builtin_ctzll(wheel->filled[level]);
+            struct kvs_link *slot = &wheel->slots[level][digit];
+            int64_t begin_s = slot_begin_s(wheel, level, digit);
+            if (!kvs_list_empty(slot) && begin_s > now_s) {
+                return 0;
+            }
+            wheel->filled[level] &= wheel->filled[level] - 1;
+            if (!kvs_list_empty(slot)) {
+                wheel->at_s = begin_s;
+                kvs_list_move_all(&wheel->moving, slot);
+                return 1;
+            }
         }
-        root->expiry = grown;
-        root->expiry_room = room;
     }
-    extent->expiry_key_s = extent->valid_until_s;
-    root->expiry[root->expiry_count] = extent;
-    heap_up(root, root->expiry_count++);
     return 0;
 }
 
-void kvs_expiry_remove_locked(struct kvs_root *root, struct kvs_extent *extent)
+/* To its true place. */
+static void move(struct kvs_root *root, struct kvs_link *link)
 {
-    uint32_t at = extent->expiry_slot - 1;
-    extent->expiry_slot = 0;
-    struct kvs_extent *last = root->expiry[--root->expiry_count];
-    if (last != extent) {
-        heap_put(root, at, last);
-        heap_down(root, at);
-        heap_up(root, last->expiry_slot - 1);
-    }
+    struct kvs_extent *extent = KVS_ENTRY(link, struct kvs_extent, expiry);
+    kvs_list_remove(link);
+    kvs_expiry_add_locked(root, extent);
 }
 
 struct kvs_extent *kvs_expiry_first_locked(struct kvs_root *root, int64_t now_s)
 {
-    while (root->expiry_count > 0) {
-        struct kvs_extent *extent = root->expiry[0];
-        if (extent->expiry_key_s > now_s) {
+    struct kvs_expiry *wheel = &root->expiry;
+    for (int moves = 0; moves < MOVES_MAX; moves++) {
+        struct kvs_link *due = wheel->due.next;
+        if (due != &wheel->due) {
+            struct kvs_extent *extent = KVS_ENTRY(due, struct kvs_extent, expiry);
+            if (extent->valid_until_s <= wheel->at_s) {
+                return extent->valid_until_s <= now_s ? extent : NULL;
+            }
+            move(root, due); /* renewed */
+        } else if (!kvs_list_empty(&wheel->moving)) {
+            move(root, wheel->moving.next);
+        } else if (!turn(wheel, now_s)) {
             return NULL;
         }
-        if (extent->valid_until_s <= now_s) {
-            return extent;
-        }
-        extent->expiry_key_s = extent->valid_until_s;
-        heap_down(root, 0);
     }
     return NULL;
 }
 
-/* Out of order then, so built anew. */
+static void follow(struct kvs_root *root, struct kvs_link *list, int64_t by_s)
+{
+    for (struct kvs_link *at = list->next; at != list; at = at->next) {
+        struct kvs_extent *extent = KVS_ENTRY(at, struct kvs_extent, lru);
+        kvs_times_follow_locked(root->store, extent, by_s);
+        move(root, &extent->expiry);
+    }
+}
+
+/* All of them: a step of the clock is rare. */
 void kvs_expiry_follow_locked(struct kvs_root *root, int64_t by_s)
 {
-    for (uint32_t i = 0; i < root->expiry_count; i++) {
-        kvs_times_follow_locked(root->store, root->expiry[i], by_s);
-        root->expiry[i]->expiry_key_s = root->expiry[i]->valid_until_s;
-    }
-    for (uint32_t i = root->expiry_count / 2; i > 0; i--) {
-        heap_down(root, i - 1);
-    }
+    root->expiry.at_s = 0;
+    follow(root, &root->recency.read, by_s);
+    follow(root, &root->recency.used, by_s);
 }
 
 /* ---- the job ---- */

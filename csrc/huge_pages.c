@@ -15,6 +15,7 @@
 
 #include "arena.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -244,16 +245,20 @@ double kvs_huge_coverage(const void *base, uint64_t bytes)
     const uint64_t first = (uintptr_t)base;
     double huge_bytes = 0.0;
     double ours = 0.0; /* share of the mapping being read */
-    char line[512];
+    char line[512], buffer[1 << 15];
     FILE *file = fopen("/proc/self/smaps", "re");
     if (file == NULL) {
         return 0.0;
     }
-    while (fgets(line, sizeof line, file) != NULL) {
-        uint64_t start = 0;
+    /* A process has thousands of lines there, and only the mappings' begin with a small letter or a
+     * digit. They come in order of address. */
+    uint64_t start = 0;
+    setvbuf(file, buffer, _IOFBF, sizeof buffer);
+    while (start < first + bytes && fgets(line, sizeof line, file) != NULL) {
         uint64_t end = 0;
         uint64_t kib = 0;
-        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &start, &end) == 2 && start < end) {
+        if (!isupper((unsigned char)line[0]) &&
+            sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &start, &end) == 2 && start < end) {
             const uint64_t low = start > first ? start : first;
             const uint64_t high = end < first + bytes ? end : first + bytes;
             ours = low < high ? (double)(high - low) / (double)(end - start) : 0.0;

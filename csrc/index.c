@@ -1,132 +1,217 @@
 /*
- * index.c: open addressing with linear probing over 8-byte slots, see index.h.
+ * index.c: linear hashing over small buckets, see index.h.
  *
- * A tag's home slot is its upper half scaled to the slot count (a multiply and a shift, so any slot
- * count will do and the table can grow by halves); its lowest 16 bits are the slot's fingerprint.
+ * There are bucket_count buckets; a tag belongs to the one that its low bits name, or, while that
+ * one is not there yet, to the one half as far (its buddy). So the index grows by one bucket that
+ * takes its share of its buddy's entries, and shrinks by one that gives them back.
  *
- * Removal shifts entries back instead of leaving tombstones: between an entry's home and the entry
- * there is never a free slot. Neither removal nor resizing lets an entry overtake another one of
- * the same home, which keeps the entries of one tag in order.
+ * A bucket is a chain of nodes of two cache lines, all full but the last, with the entries in the
+ * order in which they came. All nodes lie in one array without gaps: when one is given up, the last
+ * takes its place. Splitting and joining keep the order of each tag's entries, which are always in
+ * one bucket.
  */
 #include "index.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-enum { SLOTS_MIN = 16 };
+#include "levels.h"
 
-struct slot {
-    uint32_t extent;
-    uint16_t fingerprint;
-    uint8_t position;
-    uint8_t used;
+enum {
+    ENTRIES_MAX = 40, /* a bucket, on average: above it the index grows */
+    ENTRIES_MIN = 25, /* below it shrinks */
+    NODE_ENTRIES = 15
 };
-_Static_assert(sizeof(struct slot) == 8, "eight slots a cache line");
+
+struct entry {
+    uint32_t extent;
+    uint32_t mark; /* 24 bits of the tag above the position */
+};
+
+struct node {
+    uint32_t bucket;
+    uint32_t next; /* node of the bucket; not set in its last one */
+    struct entry entries[NODE_ENTRIES];
+};
+_Static_assert(sizeof(struct node) == 2 * KVS_CACHE_LINE, "no line is shared");
+
+struct bucket {
+    uint32_t first; /* node; not set while count is 0 */
+    uint32_t count;
+};
 
 struct kvs_index {
     kvs_index_tag_fn tag_of;
     void *arg;
-    struct slot *slots; /* NULL while slot_count is 0 */
-    uint32_t slot_count;
-    uint32_t used_count;
+    struct kvs_levels buckets, nodes;
+    uint32_t bucket_count, node_count;
+    uint64_t entry_count;
 };
 
-static uint32_t home_of(uint64_t tag, uint32_t slot_count)
+/* The bits that choose the bucket are the low ones: these are others. */
+static uint32_t mark_of(uint64_t tag, uint8_t position)
 {
-    return (uint32_t)(((tag >> 32) * slot_count) >> 32);
+    return (uint32_t)(tag >> 40) << 8 | position;
 }
 
-static uint32_t next_slot(const struct kvs_index *index, uint32_t at)
+static struct bucket *bucket_at(const struct kvs_index *index, uint32_t number)
 {
-    return at + 1 == index->slot_count ? 0 : at + 1;
+    return kvs_levels_at(&index->buckets, sizeof(struct bucket), number);
 }
 
-static uint64_t slot_tag(const struct kvs_index *index, const struct slot *slot)
+static struct node *node_at(const struct kvs_index *index, uint32_t number)
 {
-    return index->tag_of(index->arg, slot->extent, slot->position);
+    return kvs_levels_at(&index->nodes, sizeof(struct node), number);
 }
 
-/* Into the first free slot from its home on: behind all entries of the same tag. */
-static void place(struct kvs_index *index, uint64_t tag, uint32_t extent, uint8_t position)
+static uint32_t bucket_of(const struct kvs_index *index, uint64_t tag)
 {
-    uint32_t at = home_of(tag, index->slot_count);
-    while (index->slots[at].used) {
-        at = next_slot(index, at);
+    uint32_t mask = UINT32_MAX >> __builtin_clz(index->bucket_count);
+    uint32_t number = (uint32_t)tag & mask;
+    return number < index->bucket_count ? number : number & mask >> 1;
+}
+
+/* The bucket that number's entries are in while it is not there itself. */
+static uint32_t buddy_of(uint32_t number)
+{
+    return number & ~(1u << (31 - __builtin_clz(number)));
+}
+
+static uint32_t nodes_for(uint32_t entry_count)
+{
+    return entry_count / NODE_ENTRIES + (entry_count % NODE_ENTRIES > 0);
+}
+
+/* ---- a bucket ---- */
+
+/* Where the number of its node `at` is or will be written, counted from 0. */
+static uint32_t *link_to(const struct kvs_index *index, struct bucket *bucket, uint32_t at)
+{
+    uint32_t *link = &bucket->first;
+    for (; at > 0; at--) {
+        link = &node_at(index, *link)->next;
     }
-    index->slots[at] = (struct slot){
-        .extent = extent, .fingerprint = (uint16_t)tag, .position = position, .used = 1};
-    index->used_count++;
+    return link;
 }
 
-static int resize(struct kvs_index *index, uint32_t slot_count)
+/* Entry `at`, for loops over all of them: *node is that of the one before. */
+static struct entry *entry_next(const struct kvs_index *index, const struct bucket *bucket,
+                                struct node **node, uint32_t at)
 {
-    struct slot *slots = calloc(slot_count, sizeof(*slots));
-    if (!slots) {
-        return -ENOMEM;
+    if (at % NODE_ENTRIES == 0) {
+        *node = node_at(index, at == 0 ? bucket->first : (*node)->next);
     }
-    struct kvs_index old = *index;
-    index->slots = slots;
-    index->slot_count = slot_count;
-    index->used_count = 0;
-    /* Behind a free slot, so that the entries of a run that wraps around are met in order. */
-    uint32_t at = 0;
-    while (at < old.slot_count && old.slots[at].used) {
-        at++;
+    return &(*node)->entries[at % NODE_ENTRIES];
+}
+
+/* Room for so many nodes more. 0 or -ENOMEM. */
+static int nodes_reserve(struct kvs_index *index, uint32_t count)
+{
+    int error = index->node_count > UINT32_MAX - count ? -ENOMEM : 0;
+    for (uint32_t i = 0; i < count && !error; i++) {
+        error = kvs_levels_reach(&index->nodes, sizeof(struct node), index->node_count + i);
     }
-    for (uint32_t seen = 0; seen < old.slot_count; seen++) {
-        const struct slot *slot = &old.slots[at];
-        if (slot->used) {
-            place(index, slot_tag(index, slot), slot->extent, slot->position);
+    return error;
+}
+
+/* Behind all others. A node is reserved for it. */
+static void push(struct kvs_index *index, uint32_t number, struct entry entry)
+{
+    struct bucket *bucket = bucket_at(index, number);
+    uint32_t *link = link_to(index, bucket, bucket->count / NODE_ENTRIES);
+    if (bucket->count % NODE_ENTRIES == 0) {
+        *link = index->node_count++;
+        node_at(index, *link)->bucket = number;
+    }
+    node_at(index, *link)->entries[bucket->count++ % NODE_ENTRIES] = entry;
+}
+
+/* The last node of all takes the place of one that no bucket has any more. */
+static void node_free(struct kvs_index *index, uint32_t free_number)
+{
+    uint32_t last = --index->node_count;
+    if (free_number != last) {
+        const struct node *moved = node_at(index, last);
+        uint32_t *link = &bucket_at(index, moved->bucket)->first;
+        while (*link != last) {
+            link = &node_at(index, *link)->next;
         }
-        at = next_slot(&old, at);
+        *node_at(index, free_number) = *moved;
+        *link = free_number;
     }
-    free(old.slots);
-    return 0;
+    /* A little late, so that a count that goes up and down costs nothing. */
+    kvs_levels_shrink(&index->nodes, index->node_count + index->node_count / 8);
 }
 
-static int make_room(struct kvs_index *index)
+/* Keeps the first `count` entries. */
+static void cut(struct kvs_index *index, uint32_t number, uint32_t count)
 {
-    uint64_t count = index->slot_count;
-    if ((uint64_t)index->used_count + 1 <= count * 4 / 5) {
-        return 0;
+    struct bucket *bucket = bucket_at(index, number);
+    while (nodes_for(bucket->count) > nodes_for(count)) {
+        uint32_t last = nodes_for(bucket->count) - 1;
+        uint32_t gone = *link_to(index, bucket, last);
+        bucket->count = last * NODE_ENTRIES;
+        node_free(index, gone);
     }
-    uint64_t wanted = count == 0 ? SLOTS_MIN : count + count / 2;
-    return wanted > UINT32_MAX ? -ENOMEM : resize(index, (uint32_t)wanted);
+    bucket->count = count;
 }
 
-static void give_room_back(struct kvs_index *index)
-{
-    uint32_t smaller = index->slot_count / 3 * 2;
-    smaller = smaller < SLOTS_MIN ? SLOTS_MIN : smaller;
-    if ((uint64_t)index->used_count * 100 < (uint64_t)index->slot_count * 35 &&
-        smaller < index->slot_count) {
-        (void)resize(index, smaller); /* without memory for it the larger table does as well */
-    }
-}
+/* ---- growing and shrinking ---- */
 
-/* Fills the free slot `hole` from behind, until a free slot ends the run. */
-static void shift_back(struct kvs_index *index, uint32_t hole)
+/* Where memory is short for it, the buckets stay longer than they should be. */
+static void grow(struct kvs_index *index)
 {
-    for (uint32_t at = next_slot(index, hole); index->slots[at].used; at = next_slot(index, at)) {
-        uint32_t home = home_of(slot_tag(index, &index->slots[at]), index->slot_count);
-        /* An entry whose home lies behind the hole would be lost in front of it. */
-        int home_is_behind = hole < at ? hole < home && home <= at : hole < home || home <= at;
-        if (!home_is_behind) {
-            index->slots[hole] = index->slots[at];
-            hole = at;
+    uint32_t new = index->bucket_count, old = new > INT32_MAX ? 0 : buddy_of(new);
+    struct bucket *bucket = bucket_at(index, old);
+    if (new > INT32_MAX || kvs_levels_reach(&index->buckets, sizeof(*bucket), new) < 0 ||
+        nodes_reserve(index, nodes_for(bucket->count)) < 0) {
+        return;
+    }
+    *bucket_at(index, new) = (struct bucket){0};
+    index->bucket_count++;
+    struct node *from = NULL, *to = NULL;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        struct entry entry = *entry_next(index, bucket, &from, i);
+        uint64_t tag = index->tag_of(index->arg, entry.extent, (uint8_t)entry.mark);
+        if (bucket_of(index, tag) == new) {
+            push(index, new, entry);
+        } else {
+            *entry_next(index, bucket, &to, kept++) = entry;
         }
     }
-    index->slots[hole] = (struct slot){0};
+    cut(index, old, kept);
 }
+
+static void shrink(struct kvs_index *index)
+{
+    uint32_t last = index->bucket_count - 1;
+    struct bucket *bucket = bucket_at(index, last);
+    if (nodes_reserve(index, nodes_for(bucket->count)) < 0) {
+        return;
+    }
+    struct node *from = NULL;
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        push(index, buddy_of(last), *entry_next(index, bucket, &from, i));
+    }
+    cut(index, last, 0);
+    index->bucket_count = last;
+    kvs_levels_shrink(&index->buckets, last);
+}
+
+/* ---- the face ---- */
 
 int kvs_index_open(kvs_index_tag_fn tag_of, void *arg, struct kvs_index **out)
 {
     struct kvs_index *index = calloc(1, sizeof(*index));
-    if (!index) {
+    if (!index || kvs_levels_reach(&index->buckets, sizeof(struct bucket), 0) < 0) {
+        free(index);
         return -ENOMEM;
     }
     index->tag_of = tag_of;
     index->arg = arg;
+    index->bucket_count = 1;
+    *bucket_at(index, 0) = (struct bucket){0};
     *out = index;
     return 0;
 }
@@ -134,33 +219,52 @@ int kvs_index_open(kvs_index_tag_fn tag_of, void *arg, struct kvs_index **out)
 void kvs_index_close(struct kvs_index *index)
 {
     if (index) {
-        free(index->slots);
+        kvs_levels_shrink(&index->buckets, 0);
+        kvs_levels_shrink(&index->nodes, 0);
         free(index);
     }
 }
 
 int kvs_index_insert(struct kvs_index *index, uint64_t tag, uint32_t extent, uint8_t position)
 {
-    int error = make_room(index);
-    if (!error) {
-        place(index, tag, extent, position);
+    if (nodes_reserve(index, 1) < 0) {
+        return -ENOMEM;
     }
-    return error;
+    push(index, bucket_of(index, tag), (struct entry){extent, mark_of(tag, position)});
+    index->entry_count++;
+    if (index->entry_count > (uint64_t)index->bucket_count * ENTRIES_MAX) {
+        grow(index);
+    }
+    return 0;
+}
+
+/* Those behind it move up. */
+static void take_out(struct kvs_index *index, uint32_t number, uint32_t at, struct node *node)
+{
+    struct bucket *bucket = bucket_at(index, number);
+    struct entry *to = &node->entries[at % NODE_ENTRIES];
+    while (++at < bucket->count) {
+        struct entry *from = entry_next(index, bucket, &node, at);
+        *to = *from;
+        to = from;
+    }
+    cut(index, number, bucket->count - 1);
+    index->entry_count--;
+    if (index->bucket_count > 1 &&
+        index->entry_count < (uint64_t)index->bucket_count * ENTRIES_MIN) {
+        shrink(index);
+    }
 }
 
 int kvs_index_remove(struct kvs_index *index, uint64_t tag, uint32_t extent, uint8_t position)
 {
-    if (index->slot_count == 0) {
-        return -ENOENT;
-    }
-    uint32_t at = home_of(tag, index->slot_count);
-    for (; index->slots[at].used; at = next_slot(index, at)) {
-        const struct slot *slot = &index->slots[at];
-        if (slot->extent == extent && slot->position == position &&
-            slot->fingerprint == (uint16_t)tag) {
-            shift_back(index, at);
-            index->used_count--;
-            give_room_back(index);
+    uint32_t number = bucket_of(index, tag), mark = mark_of(tag, position);
+    struct bucket *bucket = bucket_at(index, number);
+    struct node *node = NULL;
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        const struct entry *entry = entry_next(index, bucket, &node, i);
+        if (entry->extent == extent && entry->mark == mark) {
+            take_out(index, number, i, node);
             return 0;
         }
     }
@@ -169,30 +273,29 @@ int kvs_index_remove(struct kvs_index *index, uint64_t tag, uint32_t extent, uin
 
 int kvs_index_find(const struct kvs_index *index, uint64_t tag, struct kvs_index_cursor *cursor)
 {
-    if (cursor->probed >= index->slot_count) {
-        return 0;
-    }
-    uint64_t at = (uint64_t)home_of(tag, index->slot_count) + cursor->probed;
-    at = at >= index->slot_count ? at - index->slot_count : at;
-    for (uint32_t slot_at = (uint32_t)at; index->slots[slot_at].used;
-         slot_at = next_slot(index, slot_at)) {
-        const struct slot *slot = &index->slots[slot_at];
-        cursor->probed++;
-        if (slot->fingerprint == (uint16_t)tag && slot_tag(index, slot) == tag) {
-            cursor->extent = slot->extent;
-            cursor->position = slot->position;
+    const struct bucket *bucket = bucket_at(index, bucket_of(index, tag));
+    struct node *node = NULL;
+    uint32_t mark = mark_of(tag, 0);
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        const struct entry *entry = entry_next(index, bucket, &node, i);
+        uint8_t position = (uint8_t)entry->mark;
+        if (i >= cursor->probed && (entry->mark ^ position) == mark &&
+            index->tag_of(index->arg, entry->extent, position) == tag) {
+            *cursor = (struct kvs_index_cursor){entry->extent, position, i + 1};
             return 1;
         }
     }
+    cursor->probed = bucket->count;
     return 0;
 }
 
 uint64_t kvs_index_count(const struct kvs_index *index)
 {
-    return index->used_count;
+    return index->entry_count;
 }
 
 uint64_t kvs_index_bytes(const struct kvs_index *index)
 {
-    return sizeof(*index) + (uint64_t)index->slot_count * sizeof(struct slot);
+    return sizeof(*index) + (uint64_t)index->node_count * sizeof(struct node) +
+           (uint64_t)index->bucket_count * sizeof(struct bucket);
 }

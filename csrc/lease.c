@@ -48,10 +48,12 @@ int kvs_pins_add_chain_locked(struct kvs_store *store, struct kvs_namespace *ns,
                               struct kvs_pins *pins)
 {
     uint64_t at = first;
+    int64_t now_s = kvs_store_now_s(store);
     int error = 0;
     while (at < end && !error) {
         uint8_t position = 0;
-        struct kvs_extent *extent = kvs_extent_lookup_locked(store, ns, &keys[at], &position);
+        struct kvs_extent *extent =
+            kvs_extent_lookup_locked(store, ns, &keys[at], now_s, &position);
         if (!extent) {
             break;
         }

@@ -46,4 +46,16 @@ static inline void kvs_list_add_last(struct kvs_link *head, struct kvs_link *lin
     kvs_list_add_first(head->prev, link);
 }
 
+/* All of `from`, which is empty afterwards, in order to the end of `to`. */
+static inline void kvs_list_move_all(struct kvs_link *to, struct kvs_link *from)
+{
+    if (!kvs_list_empty(from)) {
+        from->next->prev = to->prev;
+        from->prev->next = to;
+        to->prev->next = from->next;
+        to->prev = from->prev;
+        kvs_list_init(from);
+    }
+}
+
 #endif

@@ -23,7 +23,8 @@ void kvs_load_spans_locked(struct kvs_load *load)
     enum kvs_reason reason = KVS_REASON_NONE;
     while (at < end && !reason) {
         uint8_t position = 0;
-        struct kvs_extent *extent = kvs_extent_lookup_locked(store, load->ns, &keys[at], &position);
+        struct kvs_extent *extent =
+            kvs_extent_lookup_locked(store, load->ns, &keys[at], now_s, &position);
         if (!extent) {
             reason = kvs_miss_reason_locked(store, load->ns, &keys[at]);
         } else if (extent->valid_until_s <= now_s) {
@@ -32,7 +33,7 @@ void kvs_load_spans_locked(struct kvs_load *load)
             struct kvs_load_span *span = &load->spans[load->span_count++];
             *span = (struct kvs_load_span){.extent = extent, .first_block = at};
             span->position = position;
-            span->root = (uint8_t)extent->root;
+            span->root = extent->root;
             span->count = (uint8_t)kvs_extent_follow_locked(extent, position, &keys[at], end - at);
             kvs_extent_pin_locked(extent);
             kvs_file_want_locked(store, extent);

@@ -44,7 +44,8 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
     *reason = KVS_REASON_NONE;
     while (at < count) {
         uint8_t position = 0;
-        struct kvs_extent *extent = kvs_extent_lookup_locked(store, ns, &keys[at], &position);
+        struct kvs_extent *extent =
+            kvs_extent_lookup_locked(store, ns, &keys[at], now_s, &position);
         if (!extent) {
             *reason = walk_reason_locked(store, ns, &keys[at]);
             break;
@@ -119,7 +120,8 @@ int kvs_walk_step(struct kvs_store *store, struct kvs_namespace *ns, const struc
 {
     uint8_t order[KVS_ROOTS_MAX], position;
     kvs_lock(store);
-    struct kvs_extent *known = kvs_extent_lookup_locked(store, ns, key, &position);
+    struct kvs_extent *known =
+        kvs_extent_lookup_locked(store, ns, key, kvs_store_now_s(store), &position);
     if (known) {
         kvs_extent_pin_locked(known);
     }

@@ -141,8 +141,8 @@ int kvs_drop_ram(struct kvs_store *store)
     }
     kvs_lock(store);
     for (uint32_t i = 0; i < store->extent_count; i++) {
-        if (store->extents[i] && store->extents[i]->regions) {
-            drop_regions_locked(store, store->extents[i]);
+        if (kvs_extent_at(store, i) && kvs_extent_at(store, i)->regions) {
+            drop_regions_locked(store, kvs_extent_at(store, i));
         }
     }
     kvs_unlock(store);

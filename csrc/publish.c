@@ -183,7 +183,7 @@ static void published_locked(struct kvs_writer *writer, struct kvs_writer_extent
     extent->name = writer->keys[made->first + named];
     extent->class_number = writer->class_number;
     if (!(writer->flags & KVS_WRITER_SINGLE)) {
-        extent->start = made->first;
+        extent->start = (uint32_t)made->first;
     }
     /* From here on the file is charged with what it really takes. */
     extent->physical_bytes = stat->physical_bytes ? stat->physical_bytes : made->charged_bytes;

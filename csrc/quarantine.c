@@ -185,8 +185,8 @@ void kvs_extent_unreadable_locked(struct kvs_root *root, struct kvs_extent *exte
 {
     if (!extent->unreadable) {
         extent->unreadable = 1;
-        extent->unreadable_after = root->breaker.successes;
-    } else if (again && root->breaker.successes > extent->unreadable_after) {
+        extent->unreadable_after = (uint32_t)root->breaker.successes;
+    } else if (again && (uint32_t)root->breaker.successes != extent->unreadable_after) {
         kvs_quarantine_locked(root->store, extent, KVS_REASON_IO_ERROR);
     }
 }

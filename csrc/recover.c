@@ -112,8 +112,8 @@ static void files_release_locked(struct kvs_root *root)
 {
     struct kvs_store *store = root->store;
     for (uint32_t i = 0; i < store->extent_count; i++) {
-        if (store->extents[i] && store->extents[i]->root == root->number) {
-            kvs_file_release_locked(store, store->extents[i]);
+        if (kvs_extent_at(store, i) && kvs_extent_at(store, i)->root == root->number) {
+            kvs_file_release_locked(store, kvs_extent_at(store, i));
         }
     }
 }
@@ -152,7 +152,7 @@ static void forget_locked(struct kvs_root *root)
 {
     struct kvs_store *store = root->store;
     for (uint32_t i = 0; i < store->extent_count; i++) {
-        struct kvs_extent *extent = store->extents[i];
+        struct kvs_extent *extent = kvs_extent_at(store, i);
         if (extent && extent->root == root->number && extent->state == KVS_EXTENT_LIVE) {
             kvs_room_refund_locked(root, extent->physical_bytes);
             extent->physical_bytes = 0;

@@ -161,7 +161,7 @@ static int extent_store(struct kvs_replay *replay, const struct kvs_key *keys, u
         extent->tags[i] = kvs_tag(replay->ns, &keys[first + i]);
     }
     extent->name = keys[first];
-    extent->start = first;
+    extent->start = (uint32_t)first;
     extent->class_number = (uint8_t)class_number;
     extent->physical_bytes = charge;
     extent->created_s = extent->last_use_s = kvs_store_now_s(store);
@@ -230,6 +230,13 @@ int kvs_replay_request(struct kvs_replay *replay, int64_t now_ns, const struct k
     report->dropped_blocks += out->dropped_blocks;
     report->used_max = root->used_bytes > report->used_max ? root->used_bytes : report->used_max;
     return error;
+}
+
+void kvs_replay_match(struct kvs_replay *replay, const struct kvs_key *keys, uint64_t count,
+                      struct kvs_match *out)
+{
+    struct kvs_cache cache = {replay->store, replay->ns};
+    kvs_match(&cache, keys, count, out);
 }
 
 void kvs_replay_report(const struct kvs_replay *replay, struct kvs_replay_report *out)

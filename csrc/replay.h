@@ -42,6 +42,10 @@ int kvs_replay_request(struct kvs_replay *replay, int64_t now_ns, const struct k
                        uint64_t count, uint64_t admitted, uint32_t class_number,
                        struct kvs_replay_answer *out);
 
+/* The lookup alone: it stores and renews nothing. */
+void kvs_replay_match(struct kvs_replay *replay, const struct kvs_key *keys, uint64_t count,
+                      struct kvs_match *out);
+
 struct kvs_replay_report {
     struct kvs_stats stats; /* without pool and files */
     uint64_t used, used_max; /* in the unit of the charges */

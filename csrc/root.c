@@ -220,7 +220,8 @@ struct kvs_root *kvs_root_add(struct kvs_store *store)
     root->store = store;
     root->lock_fd = -1;
     root->fd = -1;
-    kvs_list_init(&root->lru);
+    kvs_recency_open(root);
+    kvs_expiry_open(root);
     kvs_list_init(&root->dirty_times);
     kvs_list_init(&root->leaving);
     root->reads_tail = &root->reads;

@@ -2,7 +2,8 @@
  * scan.c: looking through a root for files that the index does not know. The scan after open meets
  * all of them; rescans meet what peers published since.
  *
- * Only an owner looks, on a file worker, one look at a time. A look lists the buckets whose change
+ * Only an owner looks, on a file worker, one look at a time; a scan has helpers, because a cold
+ * header is one read that the disk answers in its own time. A look lists the buckets whose change
  * time is not the one it remembers (no clock is asked, so no step of it can hide a name), and each
  * of those once more at the next look: a name made right after a listing may have the same time.
  *
@@ -14,8 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "names.h"
 #include "root_files.h"
 #include "store.h"
+
+/* Of the file workers two help with a scan, and one is left for opens and for what is paced. */
+enum { HELPERS = KVS_FILE_WORKERS - 2 };
 
 /* Of one namespace on one root; under the store's lock: a look of before the root was down may come
  * back beside a new one. */
@@ -24,71 +29,6 @@ struct kvs_seen {
     int64_t at_ns[KVS_BUCKETS];
     uint8_t looks[KVS_BUCKETS]; /* still to be made though nothing changes */
 };
-
-struct names {
-    struct kvs_root *root;
-    char (*list)[KVS_PATH_BYTES];
-    uint32_t count, room;
-    int directories;
-    int (*is_wanted)(const char *name);
-};
-
-/* Keeps only what is wanted: who else puts names into our directories costs us no memory. */
-static int name_add(void *argument, const char *name, uint8_t is_directory)
-{
-    struct names *names = argument;
-    if (name[0] == '.' || (names->directories != 0) != (is_directory != 0) ||
-        strlen(name) >= KVS_PATH_BYTES || !names->is_wanted(name)) {
-        return 0;
-    }
-    if (names->count == names->room) {
-        uint32_t room = names->room ? names->room * 2 : 64;
-        void *grown = realloc(names->list, room * sizeof(*names->list));
-        if (!grown) {
-            return -ENOMEM;
-        }
-        names->list = grown;
-        names->room = room;
-    }
-    strcpy(names->list[names->count++], name);
-    return 0;
-}
-
-static int names_of(struct kvs_root *root, const char *path, int directories,
-                    int (*is_wanted)(const char *), struct names *out)
-{
-    *out = (struct names){root, NULL, 0, 0, directories, is_wanted};
-    int error = root->store->fs->calls->list(root->store->fs, root->fd, path, name_add, out);
-    return error == -ENOENT ? 0 : error;
-}
-
-static int is_hex(const char *text, size_t length)
-{
-    return strlen(text) == length && strspn(text, "0123456789abcdef") == length;
-}
-
-static int is_bucket(const char *name)
-{
-    return is_hex(name, 3);
-}
-
-static int is_namespace(const char *name)
-{
-    return is_hex(name, KVS_NAMESPACE_NAME_BYTES - 1);
-}
-
-static int is_extent(const char *name)
-{
-    struct kvs_key key;
-    return kvs_key_from_name(name, &key) == 0;
-}
-
-/* As FORMAT has them. A tmp/ may be older than the store, and hold what is not ours to remove. */
-static int is_temporary(const char *name)
-{
-    size_t length = strlen(name);
-    return length > 7 && strncmp(name, "kv-", 3) == 0 && strcmp(name + length - 4, ".tmp") == 0;
-}
 
 static int stopped_locked(const struct kvs_root *root, uintptr_t life)
 {
@@ -154,8 +94,8 @@ static int tells_nothing(enum kvs_reason reason)
 /* 0, or an error of the listing. */
 static int scan_bucket(struct kvs_root *root, const struct bucket *bucket)
 {
-    struct names names;
-    int error = names_of(root, bucket->path, 0, is_extent, &names);
+    struct kvs_names names;
+    int error = kvs_names_of(root, bucket->path, KVS_NAME_EXTENT, &names);
     int again = error < 0;
     for (uint32_t i = 0; i < names.count; i++) {
         struct kvs_key key;
@@ -187,9 +127,9 @@ static void sweep_temporaries(struct kvs_root *root, const char *directory)
 {
     struct kvs_fs *fs = root->store->fs;
     char path[2 * KVS_PATH_BYTES];
-    struct names names;
+    struct kvs_names names;
     struct kvs_fs_stat stat;
-    names_of(root, directory, 0, is_temporary, &names);
+    kvs_names_of(root, directory, KVS_NAME_TEMPORARY, &names);
     int64_t now_s = root->store->clock->wall_s(root->store->clock);
     for (uint32_t i = 0; i < names.count; i++) {
         snprintf(path, sizeof(path), "%s/%s", directory, names.list[i]);
@@ -220,31 +160,102 @@ static struct kvs_namespace *namespace_of(struct kvs_root *root, const char *nam
     return seen ? ns : NULL;
 }
 
+/* The buckets of one namespace, looked at by several workers. Under the store's lock. */
+struct scan {
+    struct kvs_namespace *ns;
+    uintptr_t life; /* of the look */
+    struct kvs_names buckets;
+    uint32_t next, active; /* active: buckets that are being looked at */
+    int refs, error;
+};
+
+/* One bucket. 0: there is no other, or the look has stopped. */
+static int scan_step(struct kvs_root *root, struct scan *scan)
+{
+    struct bucket bucket = {.ns = scan->ns, .life = scan->life};
+    kvs_lock(root->store);
+    int takes = scan->next < scan->buckets.count && !stopped_locked(root, scan->life);
+    const char *name = takes ? scan->buckets.list[scan->next++] : "";
+    scan->active += (uint32_t)takes;
+    kvs_unlock(root->store);
+    if (!takes) {
+        return 0;
+    }
+    bucket.number = (uint32_t)strtoul(name, NULL, 16);
+    snprintf(bucket.path, sizeof(bucket.path), "%s/%s", scan->ns->name, name);
+    int failed = changed(root, &bucket) ? scan_bucket(root, &bucket) : 0;
+    kvs_lock(root->store);
+    scan->active--;
+    scan->error = scan->error ? scan->error : failed;
+    pthread_cond_broadcast(&root->store->changed);
+    kvs_unlock(root->store);
+    return 1;
+}
+
+static void scan_drop_locked(struct scan *scan)
+{
+    if (--scan->refs == 0) {
+        free(scan->buckets.list);
+        free(scan);
+    }
+}
+
+/* A bucket at a time, so that other jobs have their turn. */
+static void scan_help_job(struct kvs_root *root, void *argument)
+{
+    struct scan *scan = argument;
+    int more = scan_step(root, scan);
+    kvs_lock(root->store);
+    if (!more || kvs_job_add_locked(root, scan_help_job, scan, 0) < 0) {
+        scan_drop_locked(scan);
+    }
+    kvs_unlock(root->store);
+}
+
+static void scan_ask_for_help(struct kvs_root *root, struct scan *scan)
+{
+    kvs_lock(root->store);
+    for (int i = 0; i < HELPERS && root->warming; i++) {
+        scan->refs += kvs_job_add_locked(root, scan_help_job, scan, 0) == 0;
+    }
+    kvs_unlock(root->store);
+}
+
+/* Who is at a bucket is waited for, unless the root's device keeps him; who is queued is not. */
+static int scan_end(struct kvs_root *root, struct scan *scan)
+{
+    struct kvs_store *store = root->store;
+    kvs_lock(store);
+    while (scan->active > 0 && !stopped_locked(root, scan->life)) {
+        pthread_cond_wait(&store->changed, &store->lock);
+    }
+    int error = scan->error;
+    scan_drop_locked(scan);
+    kvs_unlock(store);
+    return error;
+}
+
 static int scan_namespace(struct kvs_root *root, const char *name, uintptr_t life)
 {
-    struct names buckets;
-    struct bucket bucket = {.ns = namespace_of(root, name, life), .life = life};
-    if (!bucket.ns) {
+    struct scan *scan = calloc(1, sizeof(*scan));
+    struct kvs_namespace *ns = scan ? namespace_of(root, name, life) : NULL;
+    if (!ns) {
+        free(scan);
         return -ENOMEM;
     }
-    int error = names_of(root, name, 1, is_bucket, &buckets);
-    for (uint32_t i = 0; i < buckets.count && !stopped(root, life); i++) {
-        bucket.number = (uint32_t)strtoul(buckets.list[i], NULL, 16);
-        snprintf(bucket.path, sizeof(bucket.path), "%s/%s", name, buckets.list[i]);
-        if (changed(root, &bucket)) {
-            int failed = scan_bucket(root, &bucket);
-            error = error ? error : failed;
-        }
+    *scan = (struct scan){.ns = ns, .life = life, .refs = 1};
+    scan->error = kvs_names_of(root, name, KVS_NAME_BUCKET, &scan->buckets);
+    scan_ask_for_help(root, scan);
+    while (scan_step(root, scan)) {
     }
-    free(buckets.list);
-    return error;
+    return scan_end(root, scan);
 }
 
 /* 0: the root went down meanwhile, and may be back. */
 static int look(struct kvs_root *root, uintptr_t life)
 {
     struct kvs_store *store = root->store;
-    struct names names;
+    struct kvs_names names;
     char temporary[KVS_PATH_BYTES + 8];
     kvs_lock(store);
     int first = root->looks_begun++ == 0;
@@ -252,7 +263,7 @@ static int look(struct kvs_root *root, uintptr_t life)
     if (first) {
         sweep_temporaries(root, "tmp");
     }
-    int error = names_of(root, ".", 1, is_namespace, &names);
+    int error = kvs_names_of(root, ".", KVS_NAME_NAMESPACE, &names);
     for (uint32_t i = 0; i < names.count && !stopped(root, life); i++) {
         if (first) {
             snprintf(temporary, sizeof(temporary), "%s/tmp", names.list[i]);
@@ -280,8 +291,8 @@ void kvs_scan_job(struct kvs_root *root, void *argument)
     if (!look(root, (uintptr_t)argument)) {
         return; /* there is another scan when it is back */
     }
+    kvs_recency_sort(root); /* without memory for it the order of the scan has to do */
     kvs_lock(store);
-    kvs_extent_order_by_use_locked(root);
     root->warming = 0;
     kvs_deletes_resume_locked(store);
     pthread_cond_broadcast(&store->changed);

@@ -333,7 +333,7 @@ static struct kvs_extent *pick_locked(struct kvs_root *root, int64_t now_ns)
         scrub->next = scrub->pass_extents = 0;
     }
     for (int i = 0; i < LOOKS_MAX && scrub->next < store->extent_count; i++) {
-        struct kvs_extent *extent = store->extents[scrub->next++];
+        struct kvs_extent *extent = kvs_extent_at(store, scrub->next++);
         if (extent && extent->root == root->number && extent->state == KVS_EXTENT_LIVE) {
             return extent;
         }
@@ -351,7 +351,7 @@ static struct kvs_extent *current_locked(const struct kvs_root *root)
 {
     const struct kvs_scrub *scrub = root->scrub;
     int goes_on = scrub->fd >= 0 && !scrub->gone && scrub->layer < scrub->header.layer_count;
-    return goes_on ? root->store->extents[scrub->number] : NULL;
+    return goes_on ? kvs_extent_at(root->store, scrub->number) : NULL;
 }
 
 void kvs_scrub_gone_locked(struct kvs_root *root, const struct kvs_extent *extent)

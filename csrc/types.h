@@ -14,6 +14,7 @@
 #include "index.h"
 #include "io_choose.h"
 #include "kvs.h"
+#include "levels.h"
 #include "list.h"
 #include "types_work.h"
 
@@ -79,31 +80,51 @@ enum kvs_leaving { KVS_LEAVING_NOT, KVS_LEAVING_UNLINK, KVS_LEAVING_ASIDE, KVS_L
 struct kvs_file;
 struct kvs_region;
 
+#define KVS_START_UNKNOWN UINT32_MAX
+
+/* There are millions: what a lookup reads lies together at the end, beside the tags. */
 struct kvs_extent {
-    struct kvs_link lru; /* roots[root].lru, first = most recent; once gone roots[root].leaving */
+    struct kvs_link lru; /* roots[root].recency, first = most recent; once gone roots[root].leaving */
     struct kvs_link dirty; /* roots[root].dirty_times, first = oldest change */
-    struct kvs_namespace *ns;
+    struct kvs_link expiry; /* roots[root].expiry */
     struct kvs_file *file; /* open file, held; NULL: closed */
     struct kvs_region **regions; /* [ns->layer_count] RAM tier, or NULL */
     struct kvs_key name; /* key of block `named` */
-    uint64_t start; /* absolute number of block 0 of the file, or unknown */
     uint64_t physical_bytes; /* charged to the root */
-    int64_t valid_until_s, last_use_s, written_use_s, created_s;
+    int64_t last_use_s, written_use_s, created_s;
     int64_t disk_until_s; /* as read, not clamped; unless times_ours */
     int64_t dirty_since_ns;
-    int64_t expiry_key_s; /* as in the heap; valid_until_s may have grown since */
-    uint32_t number, root, pins;
-    uint32_t expiry_slot; /* place in the heap + 1; 0: not in it */
-    uint8_t state, class_number, block_count, named;
-    uint8_t opening;
-    uint8_t times_ours;  /* set or renewed in this life; else read from disk */
-    uint8_t times_wrong; /* on disk, of our doing: by a clock that was ahead */
+    uint32_t start; /* absolute number of block 0 of the file, or KVS_START_UNKNOWN */
+    uint32_t unreadable_after; /* unreadable: breaker.successes of its root then, its low bits */
+    uint32_t number, pins;
+    int64_t valid_until_s;
+    struct kvs_namespace *ns;
+    uint8_t root, state, class_number, block_count, named;
     uint8_t leaving; /* enum kvs_leaving */
-    uint8_t leave_failed;
     uint8_t open_reason; /* enum kvs_reason of the last open that failed; 0 */
-    uint8_t unreadable; /* a read of it failed; see kvs_extent_unreadable_locked */
-    uint64_t unreadable_after; /* breaker.successes of its root then */
+    uint8_t opening : 1;
+    uint8_t times_ours : 1; /* set or renewed in this life; else read from disk */
+    uint8_t times_wrong : 1; /* on disk, of our doing: by a clock that was ahead */
+    uint8_t leave_failed : 1;
+    uint8_t unreadable : 1; /* a read of it failed; see kvs_extent_unreadable_locked */
     uint64_t tags[]; /* [block_count], see kvs_tag() */
+};
+_Static_assert(sizeof(struct kvs_extent) == 184, "with 16 tags and malloc's 8 bytes 20 a block");
+
+/* Extents in the order of their use, first = most recent (recency.c). All of `read` are older than
+ * those of `used`: their order was made of times on disk. */
+struct kvs_recency {
+    struct kvs_link used, read;
+};
+
+/* A wheel of seconds (expiry.c). */
+enum { KVS_EXPIRY_BITS = 6, KVS_EXPIRY_DIGITS = 1 << KVS_EXPIRY_BITS, KVS_EXPIRY_LEVELS = 11 };
+
+struct kvs_expiry {
+    int64_t at_s; /* all that ended before is in `due` */
+    struct kvs_link due, moving;
+    struct kvs_link slots[KVS_EXPIRY_LEVELS][KVS_EXPIRY_DIGITS];
+    uint64_t filled[KVS_EXPIRY_LEVELS]; /* bit d: slot d may hold some */
 };
 
 /* An open extent file with its verified header. Shared by loads, kept by the fd cache. */
@@ -216,10 +237,10 @@ struct kvs_root {
     int writes_full; /* a write met a full disk or quota: the next put evicts first */
     struct kvs_fs_space space;
     int64_t space_read_ns;
-    struct kvs_link lru, dirty_times;
+    struct kvs_recency recency;
+    struct kvs_link dirty_times;
     struct kvs_link leaving; /* extents whose file has not given up its name yet */
-    struct kvs_extent **expiry; /* min-heap by expiry_key_s */
-    uint32_t expiry_count, expiry_room;
+    struct kvs_expiry expiry;
     int64_t lock_tried_ns, owner_seen_ns, rescan_ns;
     int locking, path_looking; /* keeper.c: its jobs that are queued or running */
     uint64_t looks_begun, looks_ended; /* scans and rescans, one at a time */
@@ -273,8 +294,9 @@ struct kvs_store {
     struct kvs_namespace **namespaces;
     uint32_t namespace_count;
     struct kvs_index *index;
-    struct kvs_extent **extents; /* by number; NULL: free */
-    uint32_t extent_count, extent_room, *free_numbers, free_number_count;
+    struct kvs_levels extents; /* struct kvs_extent *, by number; NULL: free. See kvs_extent_at */
+    struct kvs_levels free_numbers; /* uint32_t */
+    uint32_t extent_count, free_number_count;
     uint64_t live_extents, live_blocks;
     struct kvs_arena *arena;
     struct kvs_link cached; /* evictable regions, first = most recent */

@@ -107,16 +107,19 @@ uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *
                                  int class_number, uint64_t *at, uint64_t *resident)
 {
     uint8_t position = 0;
+    int64_t now_s = kvs_store_now_s(store);
     struct kvs_extent *found = NULL;
-    while (*at < count && (found = kvs_extent_lookup_locked(store, ns, &keys[*at], &position))) {
+    while (*at < count &&
+           (found = kvs_extent_lookup_locked(store, ns, &keys[*at], now_s, &position))) {
         /* Also an expired one: renewing costs nothing, writing it again would. */
         kvs_extent_touch_locked(store, found, class_number);
-        ++*resident;
-        ++*at;
+        uint32_t followed = kvs_extent_follow_locked(found, position, &keys[*at], count - *at);
+        *resident += followed;
+        *at += followed;
     }
     uint64_t first = *at, cut = (first / grid + 1) * grid, end = cut < count ? cut : count;
     while (*at < end &&
-           (*at == first || !kvs_extent_lookup_locked(store, ns, &keys[*at], &position))) {
+           (*at == first || !kvs_extent_lookup_locked(store, ns, &keys[*at], now_s, &position))) {
         ++*at;
     }
     return (uint32_t)(*at - first);

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from kvstore._kvs cimport kvs_class, kvs_key, kvs_reason, kvs_stats_struct
+from kvstore._kvs cimport kvs_class, kvs_key, kvs_match_answer, kvs_reason, kvs_stats_struct
 
 cdef extern from "replay.h" nogil:
     enum:
@@ -28,6 +28,9 @@ cdef extern from "replay.h" nogil:
     int kvs_replay_request(kvs_replay *replay, int64_t now_ns, const kvs_key *keys,
                            uint64_t count, uint64_t admitted, uint32_t class_number,
                            kvs_replay_answer *out)
+
+    void kvs_replay_match(kvs_replay *replay, const kvs_key *keys, uint64_t count,
+                          kvs_match_answer *out)
 
     struct kvs_replay_report_struct "kvs_replay_report":
         kvs_stats_struct stats

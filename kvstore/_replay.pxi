@@ -48,6 +48,15 @@ cdef class Replay:
         return (answer.hit_blocks, reason_of(answer.reason), answer.stored_blocks,
                 answer.dropped_blocks)
 
+    def match(self, bytes keys not None):
+        """(leading blocks that are resident, why not more or None): changes nothing."""
+        cdef kvs_match_answer found
+        cdef uint64_t count = key_count(keys)
+        cdef const kvs_key *array = keys_at(keys)
+        with nogil:
+            kvs_replay_match(self.handle, array, count, &found)
+        return found.blocks, reason_of(found.reason)
+
     def report(self):
         """Field name -> number, or list of numbers; evicted_idle: by class, then by age bucket."""
         cdef kvs_replay_report_struct *report
