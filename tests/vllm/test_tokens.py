@@ -1,0 +1,31 @@
+"""Greedy tokens with kvstore are those without it, bit for bit, whatever the blocks went through."""
+
+import pytest
+from conftest import prompt, running, transfer
+
+KINDS = ["llama", "qwen3", "deepseek_v2", "deepseek_v3"]
+PROMPTS = [prompt(700, 1), prompt(353, 2), prompt(66, 3)]
+
+
+def block_of(engine):
+    return engine.connector.scheduler._block_tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_the_same_without_kvstore_cold_warm_and_after_a_restart(
+    model_of, tmp_path, kind
+):
+    with running(model_of(kind)) as plain:
+        expected = plain.tokens(PROMPTS)
+    with running(model_of(kind), transfer(tmp_path)) as engine:
+        assert engine.tokens(PROMPTS) == expected
+        engine.forget()
+        assert engine.tokens(PROMPTS) == expected
+        assert engine.metric("vllm:kvstore_loads") > 0
+    with running(model_of(kind), transfer(tmp_path, mode="async")) as engine:
+        found = engine.run(PROMPTS)
+        assert [list(out.outputs[0].token_ids) for out in found] == expected
+        block = block_of(engine)
+        whole = [(len(tokens) - 1) // block * block for tokens in PROMPTS]
+        assert [out.num_cached_tokens for out in found] == whole
+        assert engine.metric("vllm:prompt_tokens_cached_by_source", source="disk") == sum(whole)
