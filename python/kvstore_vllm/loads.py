@@ -35,7 +35,7 @@ class Loading:
         self._load: Load | None = None
         try:
             into = pages.target(order.block_ids)
-            self._load = cache.load(order.hit, into=into, deadline=deadline)
+            self._load = cache.load(order.hit.of(cache.layout), into=into, deadline=deadline)
         except (KvstoreError, OSError, ValueError) as error:
             self._lose(0, str(error))
 

@@ -82,8 +82,10 @@ class Saves:
             self._spoil(order.request_id, request.table[order.step_from :])
 
     def on_bad(self, load: LoadOrder, bad_ids: list[int]) -> None:
-        """Pages of a load failed. What this step computes after them is not to be trusted."""
+        """Pages of a load failed. What this step computes after them is not to be trusted, and the
+        scheduler must hear of it: else it would order the same load again and again."""
         self._bad.update(bad_ids)
+        self._spoiled.add(load.request_id)
         for request_id, save in list(self._step.items()):
             touched = [i for i, page in enumerate(save.table) if page in self._bad]
             if touched:
