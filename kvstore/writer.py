@@ -107,6 +107,10 @@ class Writer:
             self._note_commit(note, blocks)
             return blocks
 
+    def begin_commit(self) -> Handle[int]:
+        """The same without waiting: the commit goes on, also when the handle is dropped."""
+        return self._commit()
+
     def abort(self) -> None:
         """Abandons what was not committed. Idempotent; sources stay the caller's duty until their
         handles are done."""

@@ -1,0 +1,76 @@
+"""Load or compute: the estimate of both, learned while the engine runs. Pure.
+
+A load is worth it when reading its bytes takes less time than computing its tokens. Both rates are
+moving averages of what was seen. A refused load teaches nothing about loads, so every
+PROBE_EVERYth refusal in a row is let through: a bad measurement does not close the gate for good.
+
+Not thread-safe: the scheduler's alone.
+"""
+
+from dataclasses import dataclass
+
+PROBE_EVERY = 16
+NEW_SHARE = 0.2  # of a new measurement in the moving average
+STEP_TOKENS_MIN = 64  # a smaller step is mostly overhead: it says little about prefill
+
+
+@dataclass
+class Rate:
+    """Units per second; None until it was given or learned."""
+
+    value: float | None = None
+
+    def learn(self, units: float, seconds: float) -> None:
+        if units <= 0 or seconds <= 0:
+            return
+        seen = units / seconds
+        old = seen if self.value is None else self.value
+        self.value = old + NEW_SHARE * (seen - old)
+
+
+class Gate:
+    """bytes_per_s, tokens_per_s: where the estimates start, None for "not known"."""
+
+    def __init__(
+        self,
+        *,
+        on: bool = True,
+        bytes_per_s: float | None = None,
+        tokens_per_s: float | None = None,
+        overhead_s: float = 0.0,
+    ) -> None:
+        self.on = on
+        self.load = Rate(bytes_per_s)
+        self.compute = Rate(tokens_per_s)
+        self.overhead_s = overhead_s
+        self._refused_in_a_row = 0
+
+    def refuses(self, tokens: int, nbytes: int) -> bool:
+        """Whether computing `tokens` is cheaper than loading their `nbytes`.
+
+        False while either rate is unknown.
+        """
+        if not self.on or self.load.value is None or self.compute.value is None:
+            return False
+        if self.load_s(nbytes) <= self.compute_s(tokens):
+            self._refused_in_a_row = 0
+            return False
+        self._refused_in_a_row += 1
+        return self._refused_in_a_row % PROBE_EVERY != 0
+
+    def load_s(self, nbytes: int) -> float:
+        assert self.load.value is not None
+        return self.overhead_s + nbytes / self.load.value
+
+    def compute_s(self, tokens: int) -> float:
+        assert self.compute.value is not None
+        return tokens / self.compute.value
+
+    def saw_load(self, nbytes: int, seconds: float) -> None:
+        """A load of `nbytes` took `seconds` in all; the overhead is not the disk's."""
+        self.load.learn(nbytes, max(seconds - self.overhead_s, seconds / 10))
+
+    def saw_step(self, tokens: int, seconds: float) -> None:
+        """A step without loads computed `tokens`."""
+        if tokens >= STEP_TOKENS_MIN:
+            self.compute.learn(tokens, seconds)

@@ -1,0 +1,180 @@
+"""Saving of one worker: copies of whole pages go to kvstore writers, layer by layer.
+
+A page is copied when its layer was computed, so the engine may reuse it at once: preemption and
+abort need nothing. Copies that wait for the writer are bounded; above the bound blocks are lost,
+and counted.
+
+Invariant: nothing is committed that was computed from a page which did not load. Pages that failed
+are `bad` until they are loaded or computed again; blocks whose prefix touches a bad page are not
+saved, and are bad themselves. At worst a good block is not saved.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore import Cache, Chain, Writer
+from kvstore.chain import KEY_BYTES
+from kvstore_vllm.messages import LoadOrder, SaveOrder
+from kvstore_vllm.pages import PART, EnginePages
+
+
+@dataclass
+class _Request:
+    """What is known of a request across steps."""
+
+    keys: bytes = b""
+    table: list[int] = field(default_factory=list)
+    writer: Writer | None = None
+    end: int = 0  # blocks [.., end) were put
+
+
+@dataclass
+class _StepSave:
+    """One order while its step runs. layers: those that are still to be put."""
+
+    order: SaveOrder
+    table: list[int]
+    layers: set[int]
+
+
+class Saves:
+    """All writers of a worker. retain: retention class of what is saved."""
+
+    def __init__(
+        self, cache: Cache, pages: EnginePages, *, retain: str | None, buffer_bytes: int
+    ) -> None:
+        self._cache = cache
+        self._pages = pages
+        self._retain = retain
+        self._buffer_bytes = buffer_bytes
+        self._requests: dict[str, _Request] = {}
+        self._step: dict[str, _StepSave] = {}
+        self._bad: set[int] = set()
+        self._spoiled: set[str] = set()
+        self._waiting: deque[tuple[Any, int]] = deque()
+        self._waiting_bytes = 0
+        self.counts: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------------------ one step
+
+    def begin_step(self, orders: Iterable[SaveOrder], loads: Iterable[LoadOrder]) -> None:
+        """Before the first hook of a step."""
+        self._step.clear()
+        for load in loads:
+            self._bad.difference_update(load.block_ids)
+        for order in sorted(orders, key=lambda order: order.step_from):
+            self._begin(order)
+
+    def _begin(self, order: SaveOrder) -> None:
+        request = self._requests.setdefault(order.request_id, _Request())
+        request.keys = request.keys[: order.keys_from * KEY_BYTES] + order.keys
+        request.table[order.table_from :] = order.table
+        if self._bad.isdisjoint(request.table[: order.step_from]):
+            self._bad.difference_update(request.table[order.step_from : order.end])
+            layers = set(range(self._pages.layers))
+            self._step[order.request_id] = _StepSave(order, list(request.table), layers)
+        else:
+            self._spoil(order.request_id, request.table[order.step_from :])
+
+    def on_bad(self, load: LoadOrder, bad_ids: list[int]) -> None:
+        """Pages of a load failed. What this step computes after them is not to be trusted."""
+        self._bad.update(bad_ids)
+        for request_id, save in list(self._step.items()):
+            touched = [i for i, page in enumerate(save.table) if page in self._bad]
+            if touched:
+                del self._step[request_id]
+                self._spoil(request_id, save.table[touched[0] :])
+
+    def _spoil(self, request_id: str, pages: list[int]) -> None:
+        """The request's blocks of this step are not saved, and nobody's that build on them."""
+        self._bad.update(pages)
+        self._spoiled.add(request_id)
+        self.counts["saves_spoiled"] += 1
+        request = self._requests[request_id]
+        if request.writer is not None:
+            request.writer.abort()
+            request.writer = None
+
+    def save_layer(self, layer: int) -> None:
+        """The layer was computed: its pages are copied and put."""
+        for save in self._step.values():
+            if layer in save.layers:
+                save.layers.discard(layer)
+                self._put(save, layer)
+
+    def end_step(self) -> None:
+        """Puts what no hook was called for, and commits prompts that are complete. After the
+        step's loads ended, so that what failed is known."""
+        for layer in range(self._pages.layers):
+            self.save_layer(layer)
+        for request_id, save in self._step.items():
+            request = self._requests[request_id]
+            if request.writer is not None and request.end >= save.order.prompt_blocks:
+                self._commit_prompt(request, save.order)
+        self._step.clear()
+        self._let_go()
+
+    def take_spoiled(self) -> frozenset[str]:
+        spoiled, self._spoiled = frozenset(self._spoiled), set()
+        return spoiled
+
+    # ------------------------------------------------------------------------------- writers
+
+    def end_request(self, request_id: str) -> None:
+        """Commits what was put, and forgets the request."""
+        request = self._requests.pop(request_id, None)
+        if request is not None and request.writer is not None:
+            request.writer.begin_commit()
+
+    def close(self) -> None:
+        for request_id in list(self._requests):
+            self.end_request(request_id)
+        self._waiting.clear()
+
+    def _put(self, save: _StepSave, layer: int) -> None:
+        order = save.order
+        request = self._requests[order.request_id]
+        if self._waiting_bytes > self._buffer_bytes:
+            self._let_go()
+        if self._waiting_bytes > self._buffer_bytes:
+            self.counts["cells_not_saved_busy"] += order.end - order.first
+            return
+        writer = self._writer(request, order)
+        cells = self._pages.gather(layer, save.table[order.first : order.end])
+        handle = writer.put(layer, range(order.first, order.end), {PART: cells})
+        self._waiting.append((handle, cells.nbytes))
+        self._waiting_bytes += cells.nbytes
+        self.counts["saved_bytes"] += cells.nbytes
+
+    def _writer(self, request: _Request, order: SaveOrder) -> Writer:
+        """Goes on with the request's writer; another one when there is a gap."""
+        writer = request.writer
+        if writer is not None and order.first > request.end:
+            writer.begin_commit()
+            writer = None
+        length = max(order.end, order.prompt_blocks)
+        if writer is None or order.first < writer.start:
+            chain = self._chain(request, length)
+            writer = self._cache.writer(chain, start=order.first, retain=self._retain)
+            self.counts["writers"] += 1
+        elif len(writer.chain) < order.end:
+            writer.extend(self._chain(request, order.end))
+        request.writer = writer
+        request.end = order.end
+        return writer
+
+    def _chain(self, request: _Request, blocks: int) -> Chain:
+        return Chain(request.keys[: blocks * KEY_BYTES], self._cache.layout.block_tokens)
+
+    def _commit_prompt(self, request: _Request, order: SaveOrder) -> None:
+        """Once the prompt is whole, others may hit it; what is generated gets its own writer."""
+        assert request.writer is not None
+        if request.writer.start < order.prompt_blocks:
+            request.writer.begin_commit()
+            request.writer = None
+
+    def _let_go(self) -> None:
+        while self._waiting and self._waiting[0][0].done:
+            self._waiting_bytes -= self._waiting.popleft()[1]

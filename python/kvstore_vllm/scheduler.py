@@ -1,0 +1,256 @@
+"""The connector's side in the scheduler: what is on disk, whether to load it, what to save when.
+
+Invariants
+  1. A lookup never waits: it answers, or asks to be asked again, at most for `lookup_timeout`.
+  2. At least one token of a request is left to compute.
+  3. A request whose load failed is computed: it is not looked up again.
+  4. A lease protects what was promised until the request's load is over, or the request is.
+
+Knows nothing of vLLM's classes: requests and scheduler outputs are taken as they come.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore import Hit, Layout, Lease
+from kvstore.chain import KEY_BYTES
+from kvstore_vllm import shared
+from kvstore_vllm.chains import Chains
+from kvstore_vllm.gate import Gate
+from kvstore_vllm.messages import LoadOrder, SaveOrder, StepOrders, WorkerNews
+from kvstore_vllm.options import Options
+
+PEER_POOL = "32MB"  # a scheduler without a worker in its process only looks up
+
+
+@dataclass
+class Tracked:
+    """One request. saved: blocks before this number are on disk, or were ordered to be saved."""
+
+    request: Any
+    asked_s: float | None = None  # when it was first looked up, while names are being walked
+    promised: Hit | None = None
+    lease: Lease | None = None
+    failed: bool = False
+    rewind: bool = False
+    saved: int = 0
+    keys_sent: int = 0
+    table_sent: int = 0
+
+
+@dataclass
+class _Step:
+    """One that was ordered and did not come back yet. waited: requests that it loads for."""
+
+    began_s: float
+    tokens: int
+    loads: bool
+    waited: list[str]
+
+
+class Scheduler:
+    """Made before the engine's memory is known; answers "nothing" until `attach`."""
+
+    def __init__(self, options: Options, *, loads: bool, saves: bool) -> None:
+        self.options = options
+        self.store = shared.acquire(options, role="peer", pool=PEER_POOL)
+        self.gate = Gate(
+            on=options.gate,
+            bytes_per_s=options.load_gbps and options.load_gbps * 1e9,
+            tokens_per_s=options.prefill_tps,
+            overhead_s=options.request_overhead_s,
+        )
+        self.counts: Counter[str] = Counter()
+        self._loading, self._saving = loads, saves
+        self._layouts: list[Layout] = []
+        self._tracked: dict[str, Tracked] = {}
+        self._orders: list[LoadOrder] = []
+        self._ended: list[str] = []
+        self._steps: deque[_Step] = deque()
+        self._last_output_s = 0.0
+
+    def attach(self, layouts: Sequence[Layout], *, own_keys: bool) -> None:
+        """layouts: one per rank, equal ones may repeat; all must hold a block for it to be a hit."""
+        self._layouts = list(dict.fromkeys(layouts))
+        self._cache = self.store.cache(self._layouts[0])
+        self._chains = Chains(self._cache, own=own_keys)
+        self._block_tokens = self._layouts[0].block_tokens
+        self._block_bytes = sum(layout.block_bytes for layout in self._layouts)
+
+    # ------------------------------------------------------------------------------- look up
+
+    def matched_tokens(self, request: Any, computed_tokens: int) -> int | None:
+        """How many tokens after `computed_tokens` would be loaded; None: ask again. Changes nothing
+        but what is remembered of the request."""
+        if not self._layouts:
+            return 0
+        tracked = self._tracked.setdefault(request.request_id, Tracked(request))
+        tracked.promised = None
+        tracked.keys_sent = tracked.table_sent = 0
+        if tracked.failed:
+            return 0
+        hit = self._look_up(tracked)
+        if hit is None:
+            return None
+        tracked.saved = hit.blocks
+        local = computed_tokens // self._block_tokens
+        usable = min(hit.blocks, (request.num_tokens - 1) // self._block_tokens)
+        if usable <= local or not self._loading:
+            return 0
+        promised = hit[local:usable]
+        if self.gate.refuses(promised.tokens, promised.blocks * self._block_bytes):
+            self.counts["skips:gate"] += 1
+            return 0
+        tracked.promised = promised
+        return promised.tokens
+
+    def _look_up(self, tracked: Tracked) -> Hit | None:
+        chain = self._chains.of(tracked.request)
+        others = self._layouts[1:]
+        hit = self._cache.match(chain, layouts=others)
+        if not hit.pending:
+            tracked.asked_s = None
+            return hit
+        now = time.monotonic()
+        if tracked.asked_s is None:
+            tracked.asked_s = now
+            self.counts["lookups"] += 1
+            for layout in self._layouts:  # begins to walk; does not wait
+                self.store.cache(layout).find_blocking(chain, timeout=0)
+            hit = self._cache.match(chain, layouts=others)
+        if hit.pending and now - tracked.asked_s < self.options.lookup_timeout_s:
+            return None
+        if hit.pending:
+            self.counts["skips:lookup_timeout"] += 1
+        tracked.asked_s = None
+        return hit
+
+    def allocated(self, request: Any, block_ids: list[int], external_tokens: int) -> None:
+        """The engine has pages for what was promised (or for a part of it)."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or tracked.promised is None or external_tokens == 0:
+            return
+        hit = tracked.promised[: external_tokens // self._block_tokens]
+        tracked.promised = None
+        self._release(tracked)
+        tracked.lease = self._cache.lease(hit, owner=request.request_id)
+        self._orders.append(
+            LoadOrder(
+                request_id=request.request_id,
+                hit=hit,
+                block_ids=list(block_ids[hit.start : hit.end]),
+                waits=self.options.mode == "layerwise",
+            )
+        )
+        self.counts["hit_tokens"] += hit.tokens
+
+    # ---------------------------------------------------------------------------- one step
+
+    def orders(self, output: Any) -> StepOrders:
+        """For the step that `output` schedules."""
+        saves = []
+        if self._saving and self._layouts:
+            for request_id, tokens in output.num_scheduled_tokens.items():
+                tracked = self._tracked.get(request_id)
+                order = tracked and self._save_order(tracked, tokens, output)
+                if order:
+                    saves.append(order)
+        waited = [order.request_id for order in self._orders if order.waits]
+        loads = bool(self._orders)
+        self._steps.append(
+            _Step(time.monotonic(), output.total_num_scheduled_tokens, loads, waited)
+        )
+        orders = StepOrders(loads=self._orders, saves=saves, ended=self._ended)
+        self._orders, self._ended = [], []
+        return orders
+
+    def _save_order(self, tracked: Tracked, tokens: int, output: Any) -> SaveOrder | None:
+        size = self._block_tokens
+        request = tracked.request
+        computed = request.num_computed_tokens
+        if tracked.rewind:
+            tracked.saved = min(tracked.saved, computed // size)
+            tracked.rewind = False
+        prompt_blocks = request.num_prompt_tokens // size
+        end = (computed + tokens) // size
+        if not self.options.save_decode:
+            end = min(end, prompt_blocks)
+        if end <= tracked.saved:
+            return None
+        chain = self._chains.of(request)
+        end = min(end, len(chain))
+        if end <= tracked.saved:
+            return None
+        (table,) = output.kv_connector_block_state.get_block_ids(request.request_id)
+        table = table[: -(-(computed + tokens) // size)]
+        order = SaveOrder(
+            request_id=request.request_id,
+            first=tracked.saved,
+            end=end,
+            step_from=-(-computed // size),
+            prompt_blocks=prompt_blocks,
+            keys_from=tracked.keys_sent,
+            keys=chain.keys[tracked.keys_sent * KEY_BYTES :],
+            table_from=tracked.table_sent,
+            table=list(table[tracked.table_sent :]),
+        )
+        tracked.saved = end
+        tracked.keys_sent = len(chain)
+        tracked.table_sent = end  # the page after may change
+        return order
+
+    def stepped(self, news: WorkerNews | None) -> None:
+        """The oldest step that is under way came back."""
+        now = time.monotonic()
+        if self._steps:
+            step = self._steps.popleft()
+            if not step.loads and not news:
+                self.gate.saw_step(step.tokens, now - max(step.began_s, self._last_output_s))
+            for request_id in step.waited:
+                self.loaded(request_id)
+        self._last_output_s = now
+        if news is None:
+            return
+        if news.load_s:
+            self.gate.saw_load(news.loaded_bytes, news.load_s)
+        for request_id in news.spoiled:
+            self.failed(request_id)
+
+    def failed(self, request_id: str) -> None:
+        """A load of the request lost blocks: they are computed and saved again."""
+        tracked = self._tracked.get(request_id)
+        if tracked is not None:
+            tracked.failed = tracked.rewind = True
+            self._release(tracked)
+
+    def loaded(self, request_id: str) -> None:
+        """The request's load is over."""
+        tracked = self._tracked.get(request_id)
+        if tracked is not None:
+            self._release(tracked)
+
+    def finished(self, request_id: str) -> None:
+        """The request is done, aborted or refused."""
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is not None:
+            self._release(tracked)
+            self._ended.append(request_id)
+
+    def take_counts(self) -> Counter[str]:
+        """Counters since the last call."""
+        taken, self.counts = self.counts, Counter()
+        return taken
+
+    def close(self) -> None:
+        for tracked in self._tracked.values():
+            self._release(tracked)
+        self._tracked.clear()
+        shared.release(self.store)
+
+    def _release(self, tracked: Tracked) -> None:
+        if tracked.lease is not None:
+            tracked.lease.release()
+            tracked.lease = None

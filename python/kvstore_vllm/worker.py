@@ -1,0 +1,106 @@
+"""The connector's side in a worker: its pages, its store, one step after the other.
+
+Order within a step: `begin_step`, `start_loads`, per layer `wait_layer` and `save_layer`, `end_step`,
+then what is told. Knows nothing of vLLM's classes.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kvstore import Layout
+from kvstore_vllm import shared
+from kvstore_vllm.identity import strangers
+from kvstore_vllm.loads import Loads
+from kvstore_vllm.messages import StepOrders, WorkerNews
+from kvstore_vllm.options import Options
+from kvstore_vllm.pages import EnginePages
+from kvstore_vllm.saves import Saves
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """saves: whether this rank writes (of several with the same pages one does)."""
+
+    def __init__(self, options: Options, *, saves: bool, owner: bool) -> None:
+        self.options = options
+        self.store = shared.acquire(
+            options, role=options.role if owner or options.role != "owner" else "peer",
+            pool=options.pool,
+        )  # fmt: skip
+        self._saving = saves
+        self._layers: Mapping[str, int] = {}
+        self.layout: Layout | None = None
+
+    def attach(self, pages: EnginePages, layout: Layout) -> None:
+        """The engine's memory is there: from now on it can be loaded into and saved from."""
+        cache = self.store.cache(layout)
+        self.layout = layout
+        self._layers = pages.index_of
+        self._saves = Saves(
+            cache, pages, retain=self.options.retain, buffer_bytes=self.options.save_buffer_bytes
+        )
+        self._loads = Loads(
+            cache, pages, deadline=self.options.deadline, on_bad=self._saves.on_bad
+        )
+        for line in strangers(self.options.paths, layout):
+            _log.info("blocks of this model are no hits here: %s", line)
+
+    # ---------------------------------------------------------------------------- one step
+
+    def begin_step(self, orders: StepOrders) -> None:
+        self._orders = orders
+        for request_id in orders.ended:
+            self._loads.cancel(request_id)
+            self._saves.end_request(request_id)
+        self._saves.begin_step(orders.saves if self._saving else (), orders.loads)
+
+    def start_loads(self) -> None:
+        """Submits all loads of the step and returns."""
+        self._loads.start(self._orders.loads)
+
+    def wait_layer(self, name: str) -> None:
+        """Until the layer's blocks are verified in their pages, or given up."""
+        self._loads.wait_layer(self._layers[name])
+
+    def save_layer(self, name: str) -> None:
+        self._saves.save_layer(self._layers[name])
+
+    def end_step(self) -> None:
+        self._loads.end_step()
+        self._saves.end_step()
+
+    # ------------------------------------------------------------------------ what is told
+
+    def parked_over(self) -> set[str]:
+        """Parked requests whose load is over, well or not."""
+        return self._loads.take_over()
+
+    def bad_pages(self) -> set[int]:
+        return self._loads.take_bad_ids()
+
+    def news(self) -> WorkerNews | None:
+        """For the scheduler; None when there is nothing to tell. Call it once a step, and before
+        `counts`."""
+        spoiled = self._saves.take_spoiled()
+        loaded, seconds = self._loads.take_loaded()
+        if not spoiled and not seconds:
+            return None
+        return WorkerNews(spoiled=spoiled, loaded_bytes=loaded, load_s=seconds)
+
+    def counts(self) -> Counter[str]:
+        """Counters since the last call."""
+        counts = self._loads.counts + self._saves.counts
+        self._loads.counts.clear()
+        self._saves.counts.clear()
+        return counts
+
+    def close(self) -> None:
+        if self.layout is not None:
+            self._loads.close()
+            self._saves.close()
+        shared.release(self.store)
