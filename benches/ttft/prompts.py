@@ -83,3 +83,12 @@ def make_prompts(
             new = document(number + 1, case.tokens - case.shared)
             yield Prompt(case, turn, old + new)
             number += 2
+
+
+def plan(cases: Sequence[Case], rounds: int) -> list[Prompt]:
+    """All prompts, in their order; those of round -1 warm up and are not counted."""
+    warm = Case(min(case.tokens for case in cases), 50)
+    return [
+        *make_prompts([warm], [-1], first=rounds * len(cases) * 2),
+        *make_prompts(cases, range(rounds)),
+    ]

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 START_S = 300.0
@@ -33,9 +34,12 @@ def free_port() -> int:
 class Server:
     """One running server process and what it prints."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], log: Path, *, stop_s: float = STOP_S
+    ) -> None:
         self.command = list(command)
         self.log = log
+        self.stop_s = stop_s
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 self.command,
@@ -64,13 +68,10 @@ class Server:
         return "\n".join(lines[-LOG_LINES:])
 
     def stop(self) -> None:
-        """As Ctrl-C would, so that caches write what they have; then by force."""
-        for number in (signal.SIGINT, signal.SIGKILL):
-            try:
-                if number == signal.SIGINT:
-                    self._process.send_signal(number)
-                else:
-                    os.killpg(self._process.pid, number)
-                self._process.wait(STOP_S)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+        """As Ctrl-C would, so that caches write what they have; what is left then, by force."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(self.stop_s)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

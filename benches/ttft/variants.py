@@ -8,16 +8,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kvstore
-from ttft.client import MODEL, Client
-from ttft.models import Model
-from ttft.server import Server, ServerError, free_port
+from ttft.models import SERVED_NAME, Model
+from ttft.server import Server, free_port
 
 RECOMPUTE = "recompute"
 KVSTORE = "kvstore"
@@ -45,7 +43,7 @@ class Setting:
     def engine_command(self, port: int, connector: Words | None) -> list[str]:
         longest = self.max_tokens + 64
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(self.model_folder), "--served-model-name", MODEL]
+        command += ["--model", str(self.model_folder), "--served-model-name", SERVED_NAME]
         command += ["--host", "127.0.0.1", "--port", str(port)]
         command += ["--load-format", "dummy", "--dtype", self.dtype, "--enforce-eager"]
         command += ["--max-model-len", str(longest), "--max-num-seqs", "4"]
@@ -154,21 +152,6 @@ class Variant:
         )
         stack.callback(engine.stop)
         return engine, port
-
-
-@contextmanager
-def serving(variants: list[Variant], errors: dict[str, str]) -> Iterator[dict[str, Client]]:
-    """All of them started side by side, those that came up by name; the others go to `errors`."""
-    with ExitStack() as stack:
-        launched = {variant.name: variant.launch(stack) for variant in variants}
-        clients = {}
-        for name, (engine, port) in launched.items():
-            try:
-                engine.wait_for(f"http://127.0.0.1:{port}/health")
-                clients[name] = Client(port)
-            except ServerError as error:
-                errors[name] = str(error)
-        yield clients
 
 
 def drop_page_cache(folder: Path) -> None:
