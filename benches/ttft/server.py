@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-START_S = 300.0
+START_S = 900.0
 STOP_S = 30.0
 LOG_LINES = 25
 

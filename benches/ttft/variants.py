@@ -60,6 +60,7 @@ class Setting:
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_gib),
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "PYTHONHASHSEED": "0",
         }
 
@@ -115,6 +116,8 @@ class Variant:
         command += ["--host", "127.0.0.1", "--port", str(port)]
         command += ["--chunk-size", str(LMCACHE_CHUNK), "--l1-size-gb", "1"]
         command += ["--eviction-policy", "LRU", "--supported-transfer-mode", "engine_driven"]
+        # Shared memory; left alone, it pickles the blocks through a socket.
+        command += ["--shm-name", f"ttft-{port}", "--no-l1-use-lazy"]
         command += ["--l2-adapter", json.dumps(adapter), "--prometheus-port", str(metrics_port)]
         return command
 
