@@ -10,6 +10,8 @@ import argparse
 import importlib.metadata
 import platform
 import re
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -222,6 +224,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and the servers with it
     options = parse()
     longest = max(max(options.tokens or models.MODELS[name].tokens) for name in options.models)
     tokens = longest * 2 * options.rounds * len(options.hits) * len(options.variants)

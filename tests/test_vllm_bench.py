@@ -202,6 +202,20 @@ def test_what_could_not_run_is_listed_with_what_it_said() -> None:
     assert "lmcache COULD NOT RUN: ended with 1:\nImportError: no" in text
 
 
+def test_a_refused_load_is_in_the_printed_report_with_its_reason() -> None:
+    counters = {"kvstore": {"vllm:kvstore_skips_total{reason=gate}": 3.0, "vllm:other_total": 1.0}}
+    lines = render(report([], counters=counters)).splitlines()
+    assert "kvstore: kvstore_skips{reason=gate} 3" in lines
+
+
+def test_the_commands_of_all_variants_are_printed() -> None:
+    lines = render(report([])).splitlines()
+    assert [line for line in lines if ": $ " in line] == [
+        f"{BASELINE}: $ serve",
+        "kvstore: $ serve with it",
+    ]
+
+
 def test_the_raw_samples_come_back_from_json_and_foreign_words_do_not() -> None:
     whole = report(
         [sample(BASELINE, 0, 0, 1.0)], errors={"a": "b"}, counters={"kvstore": {"loads": 3.0}}

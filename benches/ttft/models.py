@@ -131,7 +131,7 @@ def write(model: Model, folder: Path) -> Path:
     """A folder that `--model` takes. Weights are not among its files."""
     folder.mkdir(parents=True, exist_ok=True)
     words = {f"w{number} ": number for number in range(vocabulary())}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

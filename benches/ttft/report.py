@@ -132,10 +132,20 @@ def _render_run(run: Run) -> list[str]:
     for variant, (same, of) in same_answers(run).items():
         lines.append(f"{variant}: {same} of {of} answers are those of {BASELINE}")
     for variant, counters in run.counters.items():
-        lines += [f"{variant}: {name} {value:.6g}" for name, value in counters.items()]
+        lines += [f"{variant}: {', '.join(told)}"] if (told := _told(counters)) else []
+    lines += [f"{variant}: $ {command}" for variant, command in run.commands.items()]
     for variant, error in run.errors.items():
         lines.append(f"{variant} COULD NOT RUN: {error}")
     return lines
+
+
+def _told(counters: Mapping[str, float]) -> list[str]:
+    """Of the engine's counters those of the connector and where cached tokens came from."""
+    return [
+        f"{name.removeprefix('vllm:').replace('_total', '')} {value:.6g}"
+        for name, value in counters.items()
+        if "kvstore" in name or "by_source" in name
+    ]
 
 
 def _line(row: Row) -> str:
