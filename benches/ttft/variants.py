@@ -25,6 +25,7 @@ VARIANTS = (RECOMPUTE, KVSTORE, UNGATED, LMCACHE)
 LMCACHE_CHUNK = 128  # tokens; 256 unless said, which would halve the hits of short prompts
 # The package that this bench itself runs with, and the connector of this checkout.
 KVSTORE_PATH = (Path(kvstore.__file__).parents[1], Path(__file__).parents[2] / "python")
+SEGMENT = "vllm-ttft-%d"
 Words = dict[str, Any]
 
 
@@ -117,7 +118,7 @@ class Variant:
         command += ["--chunk-size", str(LMCACHE_CHUNK), "--l1-size-gb", "1"]
         command += ["--eviction-policy", "LRU", "--supported-transfer-mode", "engine_driven"]
         # Shared memory; left alone, it pickles the blocks through a socket.
-        command += ["--shm-name", f"ttft-{port}", "--no-l1-use-lazy"]
+        command += ["--shm-name", SEGMENT % port, "--no-l1-use-lazy"]
         command += ["--l2-adapter", json.dumps(adapter), "--prometheus-port", str(metrics_port)]
         return command
 
@@ -146,6 +147,8 @@ class Variant:
         port, cache_port, metrics_port = free_port(), free_port(), free_port()
         cache = self.cache_server(cache_port, metrics_port)
         if cache:
+            left = Path("/dev/shm", f"lmcache_l1_pool_{SEGMENT % cache_port}")
+            stack.callback(left.unlink, missing_ok=True)  # it does not remove its own
             beside = Server(cache, self.env, self.store.with_suffix(".server.log"))
             stack.callback(beside.stop)
         engine = Server(
