@@ -8,6 +8,7 @@ import msgspec
 
 from kvstore import _core
 from kvstore.chain import KEY_BYTES
+from kvstore.layout import Layout
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,16 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tokens(self) -> int:
         return self.blocks * self.block_tokens
+
+    def of(self, layout: Layout) -> "Hit":
+        """The same blocks in another layout's cache: `match(..., layouts=)` answered for all of
+        them. ValueError when its blocks have another length."""
+        if layout.block_tokens != self.block_tokens:
+            raise ValueError(
+                f"the hit has blocks of {self.block_tokens} tokens, the layout of"
+                f" {layout.block_tokens}"
+            )
+        return msgspec.structs.replace(self, namespace=layout.namespace)
 
     def __len__(self) -> int:
         return self.blocks

@@ -35,7 +35,7 @@ class Loading:
         self._load: Load | None = None
         try:
             into = pages.target(order.block_ids)
-            self._load = cache.load(order.hit, into=into, deadline=deadline)
+            self._load = cache.load(order.hit.of(cache.layout), into=into, deadline=deadline)
         except (KvstoreError, OSError, ValueError) as error:
             self._lose(0, str(error))
 
@@ -109,7 +109,7 @@ class Loads:
         self._pages = pages
         self._deadline = deadline
         self._on_bad = on_bad
-        self._step: list[Loading] = []
+        self.step: list[Loading] = []
         self._parked: dict[str, Loading] = {}
         self._bad_ids: set[int] = set()
         self._loaded_bytes = 0
@@ -122,16 +122,16 @@ class Loads:
             loading = Loading(self._cache, self._pages, order, self._deadline)
             self.counts["loads"] += 1
             if order.waits:
-                self._step.append(loading)
+                self.step.append(loading)
             else:
                 self._parked[order.request_id] = loading
 
     def wait_layer(self, layer: int) -> None:
         """For the loads that this step computes with."""
-        if not self._step:
+        if not self.step:
             return
         began = time.monotonic()
-        for loading in self._step:
+        for loading in self.step:
             loading.wait(layer)
             self._tell(loading)
         self.counts["layer_wait_us"] += round((time.monotonic() - began) * 1e6)
@@ -140,11 +140,11 @@ class Loads:
         """Ends the step's loads; afterwards none of them writes. RuntimeError: one would not end,
         and its pages cannot be given back."""
         self.wait_layer(self._pages.layers - 1)
-        for loading in self._step:
+        for loading in self.step:
             if not loading.drained(DRAIN_S):
                 raise RuntimeError(f"a load does not drain within {DRAIN_S} s")
             self._close(loading)
-        self._step.clear()
+        self.step.clear()
 
     def cancel(self, request_id: str) -> None:
         """Of a parked request; it is over, and told by `take_over`, once it is drained."""
@@ -175,11 +175,11 @@ class Loads:
         return taken
 
     def close(self) -> None:
-        for loading in (*self._step, *self._parked.values()):
+        for loading in (*self.step, *self._parked.values()):
             loading.cancel()
             loading.drained(DRAIN_S)
             loading.close()
-        self._step.clear()
+        self.step.clear()
         self._parked.clear()
 
     def _tell(self, loading: Loading) -> None:

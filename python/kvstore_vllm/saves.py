@@ -9,15 +9,18 @@ are `bad` until they are loaded or computed again; blocks whose prefix touches a
 saved, and are bad themselves. At worst a good block is not saved.
 """
 
+import logging
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore import Cache, Chain, Writer
+from kvstore import Cache, Chain, KvstoreError, Writer
 from kvstore.chain import KEY_BYTES
 from kvstore_vllm.messages import LoadOrder, SaveOrder
 from kvstore_vllm.pages import PART, EnginePages
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -79,8 +82,10 @@ class Saves:
             self._spoil(order.request_id, request.table[order.step_from :])
 
     def on_bad(self, load: LoadOrder, bad_ids: list[int]) -> None:
-        """Pages of a load failed. What this step computes after them is not to be trusted."""
+        """Pages of a load failed. What this step computes after them is not to be trusted, and the
+        scheduler must hear of it: else it would order the same load again and again."""
         self._bad.update(bad_ids)
+        self._spoiled.add(load.request_id)
         for request_id, save in list(self._step.items()):
             touched = [i for i, page in enumerate(save.table) if page in self._bad]
             if touched:
@@ -125,8 +130,8 @@ class Saves:
     def end_request(self, request_id: str) -> None:
         """Commits what was put, and forgets the request."""
         request = self._requests.pop(request_id, None)
-        if request is not None and request.writer is not None:
-            request.writer.begin_commit()
+        if request is not None:
+            self._commit(request)
 
     def close(self) -> None:
         for request_id in list(self._requests):
@@ -141,9 +146,13 @@ class Saves:
         if self._waiting_bytes > self._buffer_bytes:
             self.counts["cells_not_saved_busy"] += order.end - order.first
             return
-        writer = self._writer(request, order)
         cells = self._pages.gather(layer, save.table[order.first : order.end])
-        handle = writer.put(layer, range(order.first, order.end), {PART: cells})
+        try:
+            writer = self._writer(request, order)
+            handle = writer.put(layer, range(order.first, order.end), {PART: cells})
+        except (KvstoreError, OSError, MemoryError) as error:
+            self._failed(error)
+            return
         self._waiting.append((handle, cells.nbytes))
         self._waiting_bytes += cells.nbytes
         self.counts["saved_bytes"] += cells.nbytes
@@ -152,7 +161,7 @@ class Saves:
         """Goes on with the request's writer; another one when there is a gap."""
         writer = request.writer
         if writer is not None and order.first > request.end:
-            writer.begin_commit()
+            self._commit(request)
             writer = None
         length = max(order.end, order.prompt_blocks)
         if writer is None or order.first < writer.start:
@@ -172,8 +181,21 @@ class Saves:
         """Once the prompt is whole, others may hit it; what is generated gets its own writer."""
         assert request.writer is not None
         if request.writer.start < order.prompt_blocks:
-            request.writer.begin_commit()
-            request.writer = None
+            self._commit(request)
+
+    def _commit(self, request: _Request) -> None:
+        """Asks for it; does not wait."""
+        writer, request.writer = request.writer, None
+        if writer is not None:
+            try:
+                writer.begin_commit()
+            except (KvstoreError, OSError, MemoryError) as error:
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """A lost save is a miss later; the engine goes on."""
+        self.counts["saves_failed"] += 1
+        _log.warning("blocks are not saved: %s", error)
 
     def _let_go(self) -> None:
         while self._waiting and self._waiting[0][0].done:

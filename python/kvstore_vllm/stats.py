@@ -27,6 +27,7 @@ COUNTERS = {
     "saved_bytes": ("bytes handed to writers", False),
     "writers": ("writers opened", False),
     "saves_spoiled": ("saves dropped because a page before them failed to load", False),
+    "saves_failed": ("puts and commits that the store refused", False),
     "cells_not_saved_busy": ("cells not saved because the writer was behind", False),
 }
 

@@ -4,18 +4,15 @@ Order within a step: `begin_step`, `start_loads`, per layer `wait_layer` and `sa
 then what is told. Knows nothing of vLLM's classes.
 """
 
+import atexit
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 
 from kvstore import Layout
 from kvstore_vllm import shared
 from kvstore_vllm.identity import strangers
-from kvstore_vllm.loads import Loads
-from kvstore_vllm.messages import StepOrders, WorkerNews
+from kvstore_vllm.loads import Loading, Loads
+from kvstore_vllm.messages import LoadOrder, StepOrders, WorkerNews
 from kvstore_vllm.options import Options
 from kvstore_vllm.pages import EnginePages
 from kvstore_vllm.saves import Saves
@@ -33,14 +30,16 @@ class Worker:
             pool=options.pool,
         )  # fmt: skip
         self._saving = saves
-        self._layers: Mapping[str, int] = {}
+        self._closed = False
         self.layout: Layout | None = None
+        # After the store's own, so before it: an engine that is not shut down still commits.
+        atexit.register(self.close)
 
     def attach(self, pages: EnginePages, layout: Layout) -> None:
         """The engine's memory is there: from now on it can be loaded into and saved from."""
         cache = self.store.cache(layout)
         self.layout = layout
-        self._layers = pages.index_of
+        self.pages = pages
         self._saves = Saves(
             cache, pages, retain=self.options.retain, buffer_bytes=self.options.save_buffer_bytes
         )
@@ -59,16 +58,26 @@ class Worker:
             self._saves.end_request(request_id)
         self._saves.begin_step(orders.saves if self._saving else (), orders.loads)
 
+    @property
+    def ordered_loads(self) -> list[LoadOrder]:
+        """Of this step."""
+        return self._orders.loads
+
+    @property
+    def loading(self) -> list[Loading]:
+        """Loads that this step computes with."""
+        return self._loads.step
+
     def start_loads(self) -> None:
         """Submits all loads of the step and returns."""
         self._loads.start(self._orders.loads)
 
     def wait_layer(self, name: str) -> None:
         """Until the layer's blocks are verified in their pages, or given up."""
-        self._loads.wait_layer(self._layers[name])
+        self._loads.wait_layer(self.pages.index_of[name])
 
     def save_layer(self, name: str) -> None:
-        self._saves.save_layer(self._layers[name])
+        self._saves.save_layer(self.pages.index_of[name])
 
     def end_step(self) -> None:
         self._loads.end_step()
@@ -100,6 +109,11 @@ class Worker:
         return counts
 
     def close(self) -> None:
+        """Commits what was put and lets the store go. Idempotent."""
+        atexit.unregister(self.close)
+        if self._closed:
+            return
+        self._closed = True
         if self.layout is not None:
             self._loads.close()
             self._saves.close()

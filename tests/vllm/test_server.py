@@ -1,72 +1,95 @@
-"""A real vLLM server with the connector: what one life of it stored, the next serves from disk.
+"""vLLM's OpenAI server with kvstore, asked by the official client, over a restart."""
 
-Over the wire, as an operator sees it: `usage` of the answers and /metrics. How the connector does
-it is in the other files here. The servers are those of benches/ttft. The gate is off: it would
-refuse the loads of a model as small as this one.
-"""
-
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
+import openai
 import pytest
+from conftest import prompt, transfer
 
-from ttft import models
-from ttft.client import Answer, Client
-from ttft.prompts import document
-from ttft.variants import RECOMPUTE, UNGATED, Setting, Variant
-
-BLOCK = models.MODELS["tiny"].block_tokens
-BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total{source=%s}"
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+PROMPT = prompt(700, 51)
+pytestmark = pytest.mark.timeout(400)
 
 
 @contextmanager
-def serving(name: str, folder: Path) -> Iterator[Client]:
-    """A life of a server, with the store of the lives before it in the same folder."""
-    model = models.MODELS["tiny"]
-    written = models.write(model, folder / "model")
-    setting = Setting(
-        model=model,
-        model_folder=written,
-        max_tokens=1024,
-        dtype="float32",
-        kv_gib=1,
-        folder=folder,
-        lmcache_folder=None,
-    )
-    with ExitStack() as stack:
-        engine, port = Variant(name, setting).launch(stack)
-        engine.wait_for(f"http://127.0.0.1:{port}/health")
-        yield Client(port)
+def serving(model: Path, root: Path) -> Iterator[str]:
+    """The server's address, once it is up."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(model), "--served-model-name", "tiny",
+            "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+            "--max-model-len", "2048", "--enforce-eager", "--enable-prompt-tokens-details",
+            "--kv-transfer-config", json.dumps(transfer(root)),
+        ],
+        start_new_session=True,
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")]),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        },
+    )  # fmt: skip
+    try:
+        wait_until_up(server, f"http://127.0.0.1:{port}/health")
+        yield f"http://127.0.0.1:{port}"
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+    finally:
+        try:
+            os.killpg(server.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        server.wait()
 
 
-def check_hits(client: Client, asked: dict[str, list[int]], cold: dict[str, Answer]) -> None:
-    warm = {name: client.ask(ids) for name, ids in asked.items()}
-    assert {name: answer.text for name, answer in warm.items()} == {
-        name: answer.text for name, answer in cold.items()
-    }
-    cached = {name: answer.cached_tokens // BLOCK for name, answer in warm.items()}
-    # Of 512 tokens the last block is computed: a prompt must leave a token to compute.
-    assert cached == {"whole blocks": 3, "part of a block": 5, "shorter": 2, "other": 0}
-    assert all(answer.cached_tokens % BLOCK == 0 for answer in warm.values())
-    counters = client.counters()
-    assert counters[BY_SOURCE % "disk"] == (3 + 5) * BLOCK
-    assert counters[BY_SOURCE % "device"] == 2 * BLOCK
+def wait_until_up(server: "subprocess.Popen[bytes]", address: str) -> None:
+    until = time.monotonic() + 200
+    while time.monotonic() < until:
+        assert server.poll() is None, "the server ended"
+        try:
+            with urllib.request.urlopen(address, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError("the server is not up")
 
 
-def test_a_server_that_starts_anew_serves_from_disk_what_the_one_before_stored(
-    tmp_path: Path,
-) -> None:
-    long = document(2, 700)
-    stored = {"whole blocks": document(1, 512), "part of a block": long}
-    # "shorter" comes after the longer one: its blocks are in the engine's memory by then.
-    asked = {**stored, "shorter": [*long[:300], *document(3, 60)], "other": document(4, 400)}
-    with serving(RECOMPUTE, tmp_path / "none") as client:
-        cold = {name: client.ask(ids) for name, ids in asked.items()}
-    with serving(UNGATED, tmp_path / "store") as client:
-        for ids in stored.values():
-            assert client.ask(ids).cached_tokens == 0
-    with serving(UNGATED, tmp_path / "store") as client:
-        check_hits(client, asked, cold)
+def ask(address: str) -> tuple[str, int]:
+    """(text, cached tokens) of a completion."""
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
+    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, temperature=0)
+    assert answer.usage is not None and answer.usage.prompt_tokens == len(PROMPT)
+    details = answer.usage.prompt_tokens_details
+    return answer.choices[0].text, (details and details.cached_tokens) or 0
+
+
+def from_disk(address: str) -> float:
+    with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    name = "vllm:prompt_tokens_cached_by_source_total"
+    found = [line for line in lines if line.startswith(name) and 'source="disk"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+
+def test_cached_tokens_count_what_came_from_disk_after_a_restart(model_of, tmp_path):
+    with serving(model_of("llama"), tmp_path) as address:
+        cold, cached = ask(address)
+        assert cached == 0
+        assert ask(address) == (cold, 640), "vLLM's own prefix cache"
+        assert from_disk(address) == 0
+    with serving(model_of("llama"), tmp_path) as address:
+        assert ask(address) == (cold, 640)
+        assert from_disk(address) == 640
