@@ -17,6 +17,7 @@ MINUTES ?= 30
 ARGS ?=
 
 VENV := .venv
+VLLM := .venv-vllm
 PY := $(CURDIR)/$(VENV)/bin/python
 STEP := tools/step.sh
 NATIVE := $(shell find csrc kvstore -name '*.[ch]' -o -name '*.pyx' -o -name '*.px[di]' 2>/dev/null)
@@ -26,7 +27,7 @@ PROGRAMS := tools/c_programs.mk
 SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz torture soak crash bench dist format clean
+.PHONY: help setup demo test test-all fuzz torture soak crash bench bench-vllm dist format clean
 .PHONY: lint c-tests py-tests test-uring test-sanitizers test-threads test-user test-slow
 
 help:  ## List the targets
@@ -67,6 +68,11 @@ bench: setup  ## Run every benches/bench_*.py; figures are shares of this disk's
 	@set -e; found=; for file in benches/bench_*.py; do \
 	    if [ -f "$$file" ]; then found=1; echo "== $$file"; $(PY) "$$file"; fi; \
 	done; [ -n "$$found" ] || echo "no benches/bench_*.py yet"
+
+bench-vllm: setup  ## Time to first token of a vLLM server with and without a cache (ARGS=--small)
+	@tools/make_vllm_venv.sh $(PY) $(VLLM)
+	@tools/install_lmcache.sh $(VLLM)/bin/python $(VENV)/lmcache
+	@PYTHONPATH=. $(VLLM)/bin/python benches/vllm_ttft.py --lmcache $(VENV)/lmcache $(ARGS)
 
 torture: setup  ## Kill -9 an owner and its peers in N=100 rounds, then look at what is left
 	@PYTHONPATH=. $(PY) -m tests.torture --rounds $(or $(N),100) $(ARGS)

@@ -146,7 +146,7 @@ def check_place(path: Path, need_bytes: int) -> Place:
     if free < need_bytes * 1.1:
         sys.exit(
             f"{path} has {free / 1e9:.1f} GB free, this needs {need_bytes * 1.1 / 1e9:.1f} GB:"
-            " name another disk with --dir, or a smaller run with --blocks"
+            " name another disk with --dir, or make the run smaller"
         )
     return place
 
