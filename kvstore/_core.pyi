@@ -77,7 +77,7 @@ class Store(Handle):
         manual_ticks: bool = False,
         clock: VirtualClock | None = None,
         files: FaultFiles | None = None,
-        engines: list[FaultEngine | None] | None = None,
+        engines: list[InjectedEngine | None] | None = None,
     ) -> None: ...
     @property
     def closed(self) -> bool: ...
@@ -193,7 +193,12 @@ class VirtualClock(Handle):
 class History:
     def __init__(self, path: bytes) -> None: ...
 
-class FaultEngine(Handle):
+class InjectedEngine(Handle): ...
+
+class NullEngine(InjectedEngine):
+    def __init__(self, depth: int) -> None: ...
+
+class FaultEngine(InjectedEngine):
     def __init__(
         self,
         clock: VirtualClock,

@@ -1,4 +1,5 @@
-# The binding's view of csrc/testing/: virtual clock, fault engine, fault file system, raw reads.
+# The binding's view of csrc/testing/: virtual clock, fault and null engines, fault file system,
+# raw I/O.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
@@ -84,6 +85,9 @@ cdef extern from "testing/fs_fault.h" nogil:
     void kvs_fs_fault_set_history(kvs_fs *fs, kvs_history *history)
     void kvs_fs_fault_set_poor(kvs_fs *fs, uint32_t poor)
     void kvs_fs_fault_set_direct_unit(kvs_fs *fs, int bytes)
+
+cdef extern from "testing/io_null.h" nogil:
+    int kvs_io_null_open(unsigned int depth, kvs_io_engine **out)
 
 cdef extern from "testing/raw_read.h" nogil:
     struct kvs_raw_reader:

@@ -33,11 +33,34 @@ cdef class History:
             kvs_history_close(self.handle)
 
 
-@cython.no_gc_clear  # its clock and history must not go before it
-cdef class FaultEngine(Handle):
+cdef class InjectedEngine(Handle):
     """Belongs to the store it was given to, and ends with it; by itself when there was none."""
 
     cdef kvs_io_engine *handle
+
+    def __dealloc__(self):
+        self.close_handle()
+
+    cdef int close_handle(self) except -1:
+        """A store that took it refers to it for as long as it runs, and took the handle then."""
+        if self.handle is not NULL and self.mine():
+            self.handle.calls.close(self.handle)
+        self.handle = NULL
+        return 0
+
+    cdef kvs_io_engine *open_handle(self) except NULL:
+        if self.handle is NULL:
+            raise ValueError("the store closed this engine")
+        return self.handle
+
+
+cdef class NullEngine(InjectedEngine):
+    def __cinit__(self, unsigned int depth):
+        check(kvs_io_null_open(depth, &self.handle), "opening a null engine")
+
+
+@cython.no_gc_clear  # its clock and history must not go before it
+cdef class FaultEngine(InjectedEngine):
     cdef VirtualClock clock
     cdef History history
 
@@ -54,14 +77,7 @@ cdef class FaultEngine(Handle):
         kvs_io_fault_set_history(self.handle, NULL if history is None else history.handle)
 
     def __dealloc__(self):
-        # A store that took it refers to it for as long as it runs, and took the handle at its end.
-        if self.handle is not NULL and self.mine():
-            self.handle.calls.close(self.handle)
-
-    cdef kvs_io_engine *open_handle(self) except NULL:
-        if self.handle is NULL:
-            raise ValueError("the store closed this engine")
-        return self.handle
+        self.close_handle()  # while its clock is there: the base comes after it is gone
 
     def add(self, int kind, int io_kind, uint64_t skip, uint64_t count, uint64_t value):
         cdef kvs_fault fault

@@ -207,6 +207,20 @@ class FaultDevice:
         self.core.settle(round(timeout_s * 1e3))
 
 
+class NullDevice:
+    """An I/O engine that costs nothing: operations are done at once and move nothing.
+
+    Cells made of PATTERN again and again, at multiples of its length, are "read" into the pool
+    whole, for it is filled with them; memory given to a load must be filled by the caller. A write
+    is thrown away, and what was read back of anything else is a miss. For benches.
+    """
+
+    PATTERN = bytes(range(64))  # KVS_NULL_PERIOD
+
+    def __init__(self, depth: int = 64) -> None:
+        self.core = _core.NullEngine(depth)
+
+
 class FaultFiles:
     """The real file system with faults of single calls, and a pretended size."""
 
@@ -262,7 +276,7 @@ class Injection:
 
     clock: VirtualClock | None = None
     files: FaultFiles | None = None
-    devices: Sequence[FaultDevice | None] = ()
+    devices: Sequence[FaultDevice | NullDevice | None] = ()
     manual_ticks: bool = False
 
     @property
@@ -274,7 +288,7 @@ class Injection:
         return self.files.core if self.files else None
 
     @property
-    def core_engines(self) -> list[_core.FaultEngine | None] | None:
+    def core_engines(self) -> list[_core.InjectedEngine | None] | None:
         return [device.core if device else None for device in self.devices] or None
 
 
