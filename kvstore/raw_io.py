@@ -1,5 +1,5 @@
-"""What a device gives without a store: raw O_DIRECT reads and writes straight on an I/O engine, from
-and into huge-page memory, as the store has it. The denominator of benches.
+"""What a device gives without a store: raw O_DIRECT reads and writes straight on an I/O engine,
+into and from huge-page memory, as the store has it. The denominator of benches.
 
 Verifies and makes nothing: files exist, with the length that the steps need.
 """

@@ -1,4 +1,4 @@
-"""The device that costs nothing: cells of its pattern pass the store's checks, nothing else does."""
+"""The device that costs nothing: cells of its pattern pass the store's checks, others do not."""
 
 from __future__ import annotations
 
