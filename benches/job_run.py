@@ -13,7 +13,7 @@ from jobfile import Job
 from kvstore import Layout, Store
 from kvstore.report import StageLatency
 from measure import Figures, coverage_words, ratios, store_words
-from mixed import Mixed
+from mixed import FILES, Mixed
 from rounds import Round, Rounds
 from subject import Subject
 
@@ -36,6 +36,12 @@ def capacity_bytes(job: Job, layout: Layout) -> int:
     rounds = {"read": 1, "write": job.rounds + 1, "rw": FULL_ROUNDS}[job.rw]
     wanted = round_bytes(job, layout) * (FULL_ROUNDS if job.full else rounds)
     return wanted * 21 // 20 + (64 << 20)  # headers, and files rounded up
+
+
+def need_bytes(job: Job, layout: Layout) -> int:
+    """Of the disk: the store, and what the ceiling writes beside it."""
+    raw = 2 * FILES * layout.blocks_per_extent * layout.block_bytes if job.write_rate else 0
+    return capacity_bytes(job, layout) + 2 * round_bytes(job, layout) + raw
 
 
 def cpu_s() -> tuple[float, float]:

@@ -18,7 +18,7 @@ import jobfile
 import kvstore
 import plots
 from image import Refused, mounted_image
-from job_run import JobRun, capacity_bytes, round_bytes
+from job_run import JobRun, capacity_bytes, need_bytes
 from jobfile import Job, JobError
 from measure import Place, check_place, command_line, emit, place_of, skip
 
@@ -52,8 +52,7 @@ async def run_in(job: Job, folder: Path, options: argparse.Namespace) -> fio_jso
 
 def run_job(job: Job, options: argparse.Namespace) -> fio_json.Result:
     """Refused: there is no such file system here."""
-    layout = job.kv_layout()
-    need = capacity_bytes(job, layout) + 2 * round_bytes(job, layout)
+    need = need_bytes(job, job.kv_layout())
     place = Path(job.directory)
     check_place(place, need)
     with ExitStack() as stack:

@@ -18,7 +18,6 @@ from ceiling import fio
 from kvstore.raw_io import DEPTHS, PAGE, RawIo, Step
 from measure import Figures, coverage_words, skip
 
-
 FIO_SECONDS = 0.5  # shorter, and its first touch of its buffers is what it measures
 
 
