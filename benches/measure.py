@@ -1,7 +1,7 @@
-"""What benches share: the place they measure on, the device's ceiling, medians and spread.
+"""What benches share: figures over rounds, percentiles, the place they measure on, its words.
 
-Not here: what is measured. Every figure is a share of the ceiling of the same run, because disks
-(virtual ones above all) change from hour to hour; see README.md.
+Not here: what is measured, and against what (ceiling/). Every figure is a share of a ceiling of the
+same run, because disks (virtual ones above all) change from hour to hour; see README.md.
 """
 
 import json
@@ -10,105 +10,73 @@ import platform
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import kvstore
-from kvstore import _core
-from kvstore.testing import DEPTHS
 
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs")
-
-
-FIO_FILES = 16  # more make its file list too long
+COVERAGE_WANTED = 0.95  # with less on huge pages, a virtual disk is measured and not the store
+PERCENTILES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)  # fio's
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One quantity over the rounds of a run."""
+    """One quantity over the rounds of a run; at least one."""
 
-    values: list[float]
+    values: Sequence[float]
 
     @property
     def median(self) -> float:
         return statistics.median(self.values)
 
+    def facts(self) -> dict[str, Any]:
+        """As it stands in JSON."""
+        return {
+            "median": self.median,
+            "low": min(self.values),
+            "high": max(self.values),
+            "rounds": list(self.values),
+        }
+
     def __str__(self) -> str:
         return f"{self.median:.2f} ({min(self.values):.2f} to {max(self.values):.2f})"
 
 
-@dataclass
-class Ceiling:
-    """Raw reads of the same files in the same run, a sample of every depth in each round.
-
-    Two kinds, by name: "fresh" fills memory_bytes round and round, as whoever keeps what it reads;
-    "hot" reads into `depth` buffers again and again (fio does that, too), which then stay in the
-    processor's cache.
-    """
-
-    paths: Sequence[Path]
-    io_bytes: int
-    memory_bytes: int
-    seconds: float
-    depths: Sequence[int] = DEPTHS
-    samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    fio_note: str = "fio is not installed"
-
-    def __post_init__(self) -> None:
-        names = [os.fsencode(path) for path in self.paths]
-        self._readers = {
-            kind: _core.RawReader(names, self.io_bytes, max(self.depths), memory)
-            for kind, memory in (("fresh", self.memory_bytes), ("hot", 0))
-        }
-        self.engine = self._readers["fresh"].engine
-        self.registered = self._readers["fresh"].registered
-
-    def sample(self) -> None:
-        """One round; on the thread that made this."""
-        for kind, reader in self._readers.items():
-            for depth in self.depths:
-                moved, ns = reader.run(depth, round(self.seconds * 1e9))
-                self.samples.setdefault((kind, depth), []).append(moved / ns)
-
-    def sample_fio(self) -> None:
-        """The same by fio, where it is installed and gets huge pages."""
-        if shutil.which("fio") is None:
-            return
-        try:
-            for depth in self.depths:
-                gbps = fio_gbps(self.paths, self.io_bytes, depth, self.seconds)
-                self.samples.setdefault(("fio", depth), []).append(gbps)
-            self.fio_note = ""
-        except (subprocess.SubprocessError, KeyError, ValueError) as error:
-            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
-            self.fio_note = (
-                f"fio could not run (are huge pages reserved?): {said[-1] if said else ''}"
-            )
-
-    def best(self, *kinds: str) -> tuple[str, int, Figures]:
-        """(kind, depth, figures) of the highest median among these kinds."""
-        every = [
-            (kind, depth, Figures(values))
-            for (kind, depth), values in self.samples.items()
-            if kind in kinds
-        ]
-        return max(every, key=lambda one: one[2].median)
+def ratios(these: Sequence[float], those: Sequence[float]) -> Figures:
+    """Round by round, so that what disturbed a whole round falls out."""
+    return Figures([mine / other for mine, other in zip(these, those, strict=True)])
 
 
-def fio_gbps(paths: Sequence[Path], io_bytes: int, depth: int, seconds: float) -> float:
-    command = [
-        "fio", "--name=ceiling", "--filename=" + ":".join(map(str, paths[:FIO_FILES])),
-        "--rw=read",
-        f"--bs={io_bytes}", f"--iodepth={depth}", "--ioengine=io_uring", "--direct=1",
-        "--mem=mmaphuge", "--hugepage-size=2m", "--time_based", f"--runtime={max(1, seconds)}s",
-        "--readonly", "--output-format=json",
-    ]  # fmt: skip
-    done = subprocess.run(command, check=True, capture_output=True, timeout=60, text=True)
-    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"]) / 1e9
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest rank: the smallest value that so many percent do not exceed."""
+    ordered = sorted(values)
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[max(0, int(rank) - 1)]
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """With fio's keys. Empty without values."""
+    return {f"{percent:.6f}": percentile(values, percent) for percent in PERCENTILES if values}
+
+
+def bucket_percentiles(counts: Sequence[int], edges_ns: Sequence[float]) -> dict[str, int]:
+    """Of a histogram: the upper edge of the bucket that holds the rank; of the last, which has no
+    edge, the edge before. Empty without counts."""
+    found: dict[str, int] = {}
+    total = sum(counts)
+    for percent in PERCENTILES if total else ():
+        left = -(-total * percent // 100)
+        for count, edge in zip(counts, [*edges_ns, edges_ns[-1]], strict=False):
+            left -= count
+            if left <= 0:
+                found[f"{percent:.6f}"] = int(edge)
+                break
+    return found
 
 
 @dataclass(frozen=True)
@@ -120,6 +88,12 @@ class Place:
     mount_options: str
     kernel: str
     cpus: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device}, {self.file_system} ({self.mount_options}), Linux {self.kernel},"
+            f" {self.cpus} cpus"
+        )
 
 
 def place_of(path: Path) -> Place:
@@ -141,7 +115,7 @@ def check_place(path: Path, need_bytes: int) -> Place:
     """Refuses, with advice, a directory on which the figures would mean nothing."""
     place = place_of(path)
     if place.file_system in MEMORY_FILE_SYSTEMS:
-        sys.exit(f"{path} is on {place.file_system}, which is memory: name a disk with --dir")
+        sys.exit(f"{path} is on {place.file_system}, which is memory: name a disk instead")
     free = shutil.disk_usage(path).free
     if free < need_bytes * 1.1:
         sys.exit(
@@ -155,10 +129,35 @@ def command_line() -> str:
     return shlex.join([Path(sys.executable).name, *sys.argv])
 
 
-def pages_line(info: kvstore.Info) -> str:
+def warn(words: str) -> None:
+    """To stderr: what a reader of the figures must know, whatever the output's format."""
+    print(f"warning: {words}", file=sys.stderr)
+
+
+def skip(words: str) -> None:
+    print(f"SKIPPED: {words}", file=sys.stderr)
+
+
+def coverage_words(what: str, coverage: float) -> str:
+    """Warns where it makes the figures those of small pages."""
+    if coverage < COVERAGE_WANTED:
+        warn(f"{what}: only {coverage:.0%} on huge pages; reads are up to 3 times slower so")
+    return f"{what} on huge pages: {coverage:.0%}"
+
+
+def store_words(info: kvstore.Info) -> str:
     pool, root = info.pool, info.roots[0]
     ring = "registered" if root.registered else "not registered"
     return (
         f"{root.engine} ({info.build.liburing}, {ring}, depth {root.io_depth}), pool on"
         f" {pool.pages} pages ({pool.huge_coverage:.0%})"
     )
+
+
+def emit(facts: Mapping[str, Any], words: str, *, as_json: bool, output: Path | None) -> None:
+    """One of the two, to a file or to stdout."""
+    text = json.dumps(facts, indent=2) if as_json else words
+    if output is None:
+        print(text)
+    else:
+        output.write_text(text + "\n")

@@ -77,7 +77,7 @@ class Store(Handle):
         manual_ticks: bool = False,
         clock: VirtualClock | None = None,
         files: FaultFiles | None = None,
-        engines: list[FaultEngine | None] | None = None,
+        engines: list[InjectedEngine | None] | None = None,
     ) -> None: ...
     @property
     def closed(self) -> bool: ...
@@ -184,7 +184,12 @@ class VirtualClock(Handle):
 class History:
     def __init__(self, path: bytes) -> None: ...
 
-class FaultEngine(Handle):
+class InjectedEngine(Handle): ...
+
+class NullEngine(InjectedEngine):
+    def __init__(self, depth: int) -> None: ...
+
+class FaultEngine(InjectedEngine):
     def __init__(
         self,
         clock: VirtualClock,
@@ -212,16 +217,19 @@ class FaultFiles:
     def set_poor(self, poor: int) -> None: ...
     def set_direct_unit(self, unit_bytes: int) -> None: ...
 
-class RawReader:
+class RawIo:
     def __init__(
         self,
         paths: list[bytes],
-        io_bytes: int,
+        steps: bytes,
+        writes: bool,
         depth_max: int,
         memory_bytes: int,
-        engine: str = "auto",
+        engine: str,
     ) -> None: ...
-    def run(self, depth: int, duration_ns: int) -> tuple[int, int]: ...
+    def run(self, depth: int, duration_ns: int, steps_max: int) -> dict[str, int]: ...
+    def latency_counts(self) -> list[int]: ...
+    def huge_coverage(self) -> float: ...
     @property
     def engine(self) -> str: ...
     @property

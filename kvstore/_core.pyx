@@ -457,7 +457,7 @@ cdef class Store(Handle):
     cdef int forget_engines(self) except -1:
         for engine in self.testing[2]:
             if engine is not None:
-                (<FaultEngine>engine).handle = NULL
+                (<InjectedEngine>engine).handle = NULL
         return 0
 
     def cache(self, **layout):
@@ -533,7 +533,7 @@ cdef int fill_roots(kvs_root_options *array, list roots, list engines) except -1
         array[i].capacity_bytes = <uint64_t>capacity
         array[i].engine = NULL
         if engines is not None and engines[i] is not None:
-            array[i].engine = (<FaultEngine?>engines[i]).open_handle()
+            array[i].engine = (<InjectedEngine?>engines[i]).open_handle()
     return 0
 
 

@@ -1,8 +1,11 @@
-# The binding's view of csrc/testing/: virtual clock, fault engine, fault file system, raw reads.
+# The binding's view of csrc/testing/: virtual clock, fault and null engines, fault file system,
+# raw I/O.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from kvstore._kvs cimport kvs_clock, kvs_engine_choice, kvs_fs, kvs_io_engine
+from kvstore._kvs cimport (
+    kvs_clock, kvs_engine_choice, kvs_fs, kvs_io_engine, kvs_io_kind, kvs_latency
+)
 
 cdef extern from "testing/history.h" nogil:
     struct kvs_history:
@@ -85,19 +88,38 @@ cdef extern from "testing/fs_fault.h" nogil:
     void kvs_fs_fault_set_poor(kvs_fs *fs, uint32_t poor)
     void kvs_fs_fault_set_direct_unit(kvs_fs *fs, int bytes)
 
-cdef extern from "testing/raw_read.h" nogil:
-    struct kvs_raw_reader:
+cdef extern from "testing/io_null.h" nogil:
+    int kvs_io_null_open(unsigned int depth, kvs_io_engine **out)
+
+cdef extern from "testing/raw_io.h" nogil:
+    struct kvs_raw_io:
         pass
+
+    struct kvs_raw_step:
+        uint64_t offset
+        uint32_t file
+        uint32_t bytes
+
+    struct kvs_raw_plan:
+        const char *const *paths
+        const kvs_raw_step *steps
+        uint32_t path_count
+        uint32_t step_count
+        kvs_io_kind kind
+        uint32_t depth_max
+        uint64_t memory_bytes
+        kvs_engine_choice engine
 
     struct kvs_raw_result:
         uint64_t bytes
+        uint64_t steps
         int64_t ns
 
-    int kvs_raw_reader_open(const char *const *paths, uint32_t path_count, uint32_t io_bytes,
-                            uint32_t depth_max, uint64_t memory_bytes,
-                            kvs_engine_choice engine, kvs_raw_reader **out)
-    int kvs_raw_reader_run(kvs_raw_reader *reader, uint32_t depth, int64_t duration_ns,
-                           kvs_raw_result *out)
-    const char *kvs_raw_reader_engine(const kvs_raw_reader *reader)
-    int kvs_raw_reader_registered(const kvs_raw_reader *reader)
-    void kvs_raw_reader_close(kvs_raw_reader *reader)
+    int kvs_raw_open(const kvs_raw_plan *plan, kvs_raw_io **out)
+    int kvs_raw_run(kvs_raw_io *raw, uint32_t depth, int64_t duration_ns, uint64_t steps_max,
+                    kvs_raw_result *out)
+    const char *kvs_raw_engine(const kvs_raw_io *raw)
+    int kvs_raw_registered(const kvs_raw_io *raw)
+    double kvs_raw_huge_coverage(const kvs_raw_io *raw)
+    const kvs_latency *kvs_raw_latency(const kvs_raw_io *raw)
+    void kvs_raw_close(kvs_raw_io *raw)

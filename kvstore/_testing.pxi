@@ -33,11 +33,34 @@ cdef class History:
             kvs_history_close(self.handle)
 
 
-@cython.no_gc_clear  # its clock and history must not go before it
-cdef class FaultEngine(Handle):
+cdef class InjectedEngine(Handle):
     """Belongs to the store it was given to, and ends with it; by itself when there was none."""
 
     cdef kvs_io_engine *handle
+
+    def __dealloc__(self):
+        self.close_handle()
+
+    cdef int close_handle(self) except -1:
+        """A store that took it refers to it for as long as it runs, and took the handle then."""
+        if self.handle is not NULL and self.mine():
+            self.handle.calls.close(self.handle)
+        self.handle = NULL
+        return 0
+
+    cdef kvs_io_engine *open_handle(self) except NULL:
+        if self.handle is NULL:
+            raise ValueError("the store closed this engine")
+        return self.handle
+
+
+cdef class NullEngine(InjectedEngine):
+    def __cinit__(self, unsigned int depth):
+        check(kvs_io_null_open(depth, &self.handle), "opening a null engine")
+
+
+@cython.no_gc_clear  # its clock and history must not go before it
+cdef class FaultEngine(InjectedEngine):
     cdef VirtualClock clock
     cdef History history
 
@@ -54,14 +77,7 @@ cdef class FaultEngine(Handle):
         kvs_io_fault_set_history(self.handle, NULL if history is None else history.handle)
 
     def __dealloc__(self):
-        # A store that took it refers to it for as long as it runs, and took the handle at its end.
-        if self.handle is not NULL and self.mine():
-            self.handle.calls.close(self.handle)
-
-    cdef kvs_io_engine *open_handle(self) except NULL:
-        if self.handle is NULL:
-            raise ValueError("the store closed this engine")
-        return self.handle
+        self.close_handle()  # while its clock is there: the base comes after it is gone
 
     def add(self, int kind, int io_kind, uint64_t skip, uint64_t count, uint64_t value):
         cdef kvs_fault fault
@@ -152,47 +168,62 @@ cdef class FaultFiles:
         kvs_fs_fault_set_direct_unit(self.handle, unit_bytes)
 
 
-cdef class RawReader:
-    """Raw reads without a store; used by the thread that made it."""
+cdef class RawIo:
+    """Raw reads or writes without a store; used by the thread that made it."""
 
-    cdef kvs_raw_reader *handle
+    cdef kvs_raw_io *handle
 
-    def __cinit__(self, list paths not None, uint32_t io_bytes, uint32_t depth_max,
-                  uint64_t memory_bytes, str engine="auto"):
-        cdef kvs_engine_choice choice = ENGINES[engine]
+    def __cinit__(self, list paths not None, bytes steps not None, bint writes,
+                  uint32_t depth_max, uint64_t memory_bytes, str engine):
+        """steps: struct kvs_raw_step, packed."""
+        cdef kvs_raw_plan plan
         cdef const char **array = <const char **>calloc(len(paths) + 1, sizeof(char *))
-        cdef uint32_t count = <uint32_t>len(paths)
         cdef bytes path
         cdef int code
         if array is NULL:
             raise MemoryError()
         try:
+            plan.engine = ENGINES[engine]
             for i, path in enumerate(paths):
                 array[i] = PyBytes_AS_STRING(path)  # owned by `paths`
+            plan.paths = array
+            plan.path_count = <uint32_t>len(paths)
+            plan.steps = <const kvs_raw_step *>PyBytes_AS_STRING(steps)
+            plan.step_count = <uint32_t>(len(steps) // sizeof(kvs_raw_step))
+            plan.kind = KVS_IO_WRITE if writes else KVS_IO_READ
+            plan.depth_max = depth_max
+            plan.memory_bytes = memory_bytes
             with nogil:
-                code = kvs_raw_reader_open(array, count, io_bytes, depth_max, memory_bytes,
-                                           choice, &self.handle)
+                code = kvs_raw_open(&plan, &self.handle)
         finally:
             free(array)
-        check(code, "opening files for raw reads (O_DIRECT)")
+        check(code, "opening files for raw I/O (O_DIRECT)")
 
     def __dealloc__(self):
         if self.handle is not NULL:
-            kvs_raw_reader_close(self.handle)
+            kvs_raw_close(self.handle)
 
-    def run(self, uint32_t depth, int64_t duration_ns):
-        """(bytes, ns) of about duration_ns with `depth` reads in flight."""
+    def run(self, uint32_t depth, int64_t duration_ns, uint64_t steps_max):
+        """{"bytes", "steps", "ns"} of a run with `depth` operations in flight."""
         cdef kvs_raw_result result
         cdef int code
         with nogil:
-            code = kvs_raw_reader_run(self.handle, depth, duration_ns, &result)
-        check(code, "raw reads")
-        return result.bytes, result.ns
+            code = kvs_raw_run(self.handle, depth, duration_ns, steps_max, &result)
+        check(code, "raw I/O")
+        return result
+
+    def latency_counts(self):
+        """Per bucket of LATENCY_EDGES_NS, in all runs so far."""
+        cdef kvs_latency times = kvs_raw_latency(self.handle)[0]
+        return times.counts
+
+    def huge_coverage(self):
+        return kvs_raw_huge_coverage(self.handle)
 
     @property
     def engine(self):
-        return kvs_raw_reader_engine(self.handle).decode()
+        return kvs_raw_engine(self.handle).decode()
 
     @property
     def registered(self):
-        return bool(kvs_raw_reader_registered(self.handle))
+        return bool(kvs_raw_registered(self.handle))

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.footprint import Footprint
-from kvstore.testing import raw_read_ceiling
+from kvstore.raw_io import raw_read_ceiling
 
 PROMPT_TOKENS = 131_072
 PREFILL_S = 13.0  # of that prompt without a cache: DeepSeek, news of 2024-08-02

@@ -2,15 +2,13 @@
 
 A store in memory with faults to inject (`open_fake`, `FakeDisk`) is for engines' own tests. A clock
 that a test drives, a device and a file system that fail on request (`Injection`) go into a real
-store. `raw_read_ceiling` is what a device can do at best.
+store, or a device that costs nothing (`NullDevice`). What a real device gives is `kvstore.raw_io`'s.
 """
 
 from kvstore.testing.fake import open_fake, open_fake_blocking
 from kvstore.testing.fake_disk import FakeDisk
 from kvstore.testing.injection import (
-    DEPTHS,
     START_WALL_S,
-    Ceiling,
     Change,
     Fault,
     FaultDevice,
@@ -19,16 +17,14 @@ from kvstore.testing.injection import (
     History,
     Injection,
     Io,
+    NullDevice,
     Poor,
     Record,
     VirtualClock,
-    raw_read_ceiling,
 )
 
 __all__ = [
-    "DEPTHS",
     "START_WALL_S",
-    "Ceiling",
     "Change",
     "FakeDisk",
     "Fault",
@@ -38,10 +34,10 @@ __all__ = [
     "History",
     "Injection",
     "Io",
+    "NullDevice",
     "Poor",
     "Record",
     "VirtualClock",
     "open_fake",
     "open_fake_blocking",
-    "raw_read_ceiling",
 ]

@@ -1,5 +1,5 @@
-"""A clock that a test drives, a device and a file system that fail on request, and the device's own
-ceiling.
+"""A clock that a test drives, a device and a file system that fail on request, a device that costs
+nothing. (What the real device gives without a store is `kvstore.raw_io`'s.)
 
 Thin faces over csrc/testing/. Pass them to `open(..., _testing=Injection(...))`. They are further
 implementations of the core's two waists, so the code under test is the code that ships.
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
-from typing import TypedDict
 
 import msgspec
 
@@ -207,6 +206,20 @@ class FaultDevice:
         self.core.settle(round(timeout_s * 1e3))
 
 
+class NullDevice:
+    """An I/O engine that costs nothing: operations are done at once and move nothing.
+
+    Cells made of PATTERN again and again, at multiples of its length, are "read" into the pool
+    whole, for it is filled with them; memory given to a load must be filled by the caller. A write
+    is thrown away, and what was read back of anything else is a miss. For benches.
+    """
+
+    PATTERN = bytes(range(64))  # KVS_NULL_PERIOD
+
+    def __init__(self, depth: int = 64) -> None:
+        self.core = _core.NullEngine(depth)
+
+
 class FaultFiles:
     """The real file system with faults of single calls, and a pretended size."""
 
@@ -263,7 +276,7 @@ class Injection:
 
     clock: VirtualClock | None = None
     files: FaultFiles | None = None
-    devices: Sequence[FaultDevice | None] = ()
+    devices: Sequence[FaultDevice | NullDevice | None] = ()
     manual_ticks: bool = False
     helpers: int = 0
 
@@ -276,53 +289,5 @@ class Injection:
         return self.files.core if self.files else None
 
     @property
-    def core_engines(self) -> list[_core.FaultEngine | None] | None:
+    def core_engines(self) -> list[_core.InjectedEngine | None] | None:
         return [device.core if device else None for device in self.devices] or None
-
-
-class Ceiling(TypedDict):
-    """What raw reads reach. gbps: 1e9 bytes per second, the best of by_depth, at `depth`."""
-
-    gbps: float
-    depth: int
-    engine: str
-    registered: bool
-    by_depth: dict[int, float]
-
-
-DEPTHS = (8, 16, 32, 64, 128)
-
-
-def raw_read_ceiling(
-    paths: Sequence[str | os.PathLike[str]],
-    io_bytes: int,
-    depths: Sequence[int] = DEPTHS,
-    seconds: float = 0.4,
-    memory_bytes: int = 0,
-    engine: str = "auto",
-) -> Ceiling:
-    """The device's ceiling: O_DIRECT reads of io_bytes (a multiple of 4096) over the files, round
-    and round, into registered huge-page memory, `seconds` at each depth. No store is involved.
-
-    memory_bytes: how much memory the reads fill, round and round; 0: each read in flight uses its
-    one buffer again, which stays in the processor's cache and can look much faster than any reader
-    that keeps what it reads. engine: as `open` takes it. OSError when a file cannot be read with
-    O_DIRECT, or the engine is refused.
-    """
-    if not paths or not depths:
-        raise ValueError("a ceiling needs files and depths")
-    reader = _core.RawReader(
-        [os.fsencode(path) for path in paths], io_bytes, max(depths), memory_bytes, engine
-    )
-    by_depth = {}
-    for depth in depths:
-        moved, ns = reader.run(depth, round(seconds * 1e9))
-        by_depth[depth] = moved / ns
-    best = max(by_depth, key=by_depth.__getitem__)
-    return Ceiling(
-        gbps=by_depth[best],
-        depth=best,
-        engine=reader.engine,
-        registered=reader.registered,
-        by_depth=by_depth,
-    )

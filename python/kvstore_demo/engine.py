@@ -16,7 +16,7 @@ from torch import Tensor
 
 import kvstore
 from kvstore.load import LoadStats
-from kvstore.testing import raw_read_ceiling
+from kvstore.raw_io import raw_read_ceiling
 from kvstore_demo import figures, place
 from mla_prefill import LayerRows, Model, PrefillResult, load_model
 from mla_prefill import prefill as run_prefill
