@@ -33,16 +33,20 @@ void kvs_made_free(struct kvs_writer_extent *made)
     free(made);
 }
 
-void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+uint32_t kvs_place_of_locked(struct kvs_store *store, const struct kvs_key *key)
 {
     uint8_t order[KVS_ROOTS_MAX];
     uint32_t at = 0;
-    kvs_root_order(writer->store, &writer->keys[made->first], order);
-    while (at + 1 < writer->store->root_count &&
-           kvs_root_down_locked(&writer->store->roots[order[at]])) {
+    kvs_root_order(store, key, order);
+    while (at + 1 < store->root_count && kvs_root_down_locked(&store->roots[order[at]])) {
         at++;
     }
-    made->root = order[at];
+    return order[at];
+}
+
+void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+{
+    made->root = kvs_place_of_locked(writer->store, &writer->keys[made->first]);
     if (made->extent) {
         made->extent->root = made->root;
     }
@@ -325,6 +329,10 @@ void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *m
         made->state = KVS_MADE_DROPPED;
         writer->stats.blocks_dropped += made->count;
         store->stats.dropped_blocks += made->count;
+        if (!memchr(made->layer_sent, 1, writer->ns->layer_count)) {
+            kvs_admit_refund_locked(&store->roots[made->root],
+                                    made->count * writer->ns->block_bytes);
+        }
         kvs_stage_clear_locked(writer, made);
         if (creating) {
             return; /* the create job comes back here */

@@ -182,6 +182,8 @@ struct kvs_writer {
     uint64_t id_blocks;
     struct kvs_pins parents; /* what was resident at open: no room is made at its cost */
     uint64_t start, count;
+    enum kvs_refusal refusal; /* why not all blocks are written */
+    uint64_t admitted_end; /* the first block that was refused, or count */
     uint32_t flags, refs, puts_pending;
     uint8_t state, class_number, publishing;
     struct kvs_writer_extent **made;

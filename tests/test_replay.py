@@ -198,7 +198,7 @@ def test_effective_retention_is_how_long_what_left_had_not_been_used(tmp_path: P
 def test_age_buckets_are_those_of_the_core() -> None:
     assert list(_core.AGE_BUCKETS[:12]) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     assert list(_core.AGE_BUCKETS) == sorted(set(_core.AGE_BUCKETS))
-    raw = _core.Replay([(b"a", 1)], np.ones(1, dtype=np.uint64).tobytes(), 1).report()
+    raw = _core.Replay([(b"a", 1)], np.ones(1, dtype=np.uint64).tobytes(), 1, 0, 0, 1).report()
     assert {len(ages) for ages in raw["evicted_idle"]} == {len(_core.AGE_BUCKETS)}
     assert len(raw["evicted_idle"]) == _core.CLASSES_MAX
 

@@ -34,8 +34,8 @@ def test_a_real_store_answers_as_the_simulated_one(capacity: int, tmp_path: Path
     ) as real:
         for number, request in enumerate(requests):
             now_ns = clock_of(request, requests[0])
-            wanted = model.request(now_ns, request, len(request.blocks), "agent")
-            found = real.request(now_ns, request, len(request.blocks), "agent")
+            wanted = model.request(now_ns, request, "agent")
+            found = real.request(now_ns, request, "agent")
             assert found.hit_blocks == wanted.hit_blocks, f"request {number}"
             assert found.stored_blocks == wanted.stored_blocks, f"request {number}"
             assert found.dropped_blocks == wanted.dropped_blocks, f"request {number}"
@@ -51,8 +51,7 @@ def test_a_prompt_larger_than_the_budget_keeps_its_head(tmp_path: Path) -> None:
     (one,) = file_charges(SMALL)
     with Real(tmp_path / "kv", SMALL, LONG, capacity=4 * one + one // 2, pool="32MB") as real:
         answers = [
-            real.request(clock_of(request, requests[0]), request, len(request.blocks), "agent")
-            for request in requests
+            real.request(clock_of(request, requests[0]), request, "agent") for request in requests
         ]
     assert min(len(request.blocks) for request in requests[3:]) > 4
     assert answers[0].hit_blocks == 0
@@ -70,7 +69,7 @@ def test_a_restart_in_the_middle_loses_no_hit(tmp_path: Path) -> None:
                 if restarts and number in (5, 9):
                     real.restart()
                 now_ns = clock_of(request, requests[0])
-                answer = real.request(now_ns, request, len(request.blocks), "agent")
+                answer = real.request(now_ns, request, "agent")
                 found.append(answer.hit_blocks)
             hits.append(found)
     assert hits[0] == hits[1]
@@ -80,7 +79,7 @@ def test_a_restart_in_the_middle_loses_no_hit(tmp_path: Path) -> None:
 def test_wrong_bytes_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = token_requests(tmp_path)
     with Real(tmp_path / "kv", SMALL, LONG, pool="32MB") as real:
-        real.request(FIRST_NS, requests[0], len(requests[0].blocks), "agent")
+        real.request(FIRST_NS, requests[0], "agent")
 
         def others(keys: bytes, layer: int, cell_bytes: int) -> Any:
             cells = cells_of(keys, layer, cell_bytes)
@@ -89,7 +88,7 @@ def test_wrong_bytes_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr("kvstore.replay.real.cells_of", others)
         with pytest.raises(WrongBytes, match="layer 2 of blocks"):
-            real.request(FIRST_NS, requests[0], len(requests[0].blocks), "agent")
+            real.request(FIRST_NS, requests[0], "agent")
 
 
 def test_cells_follow_from_key_and_layer_alone() -> None:
