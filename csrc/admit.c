@@ -4,9 +4,9 @@
  * spare the device: what is refused is a miss later, never an error.
  *
  * Offers: a table of 2^19 buckets with the last eight keys each, by 16 bits of them: 8 MiB, made
- * for second-hit only. A key is forgotten when eight others of its bucket were offered after it: after
- * about four million others. A key that never was offered is taken for one that was with a chance
- * of at most 8 in 65,535. The table is not on disk: a new life has seen nothing.
+ * for second-hit only. A key is forgotten when eight others of its bucket were offered after it:
+ * after about four million others. A key that never was offered is taken for one that was with a
+ * chance of at most 8 in 65,535. The table is not on disk: a new life has seen nothing.
  *
  * Budget: one moment per root, until which what was admitted is paid for; more may be when that has
  * passed. The boot clock counts, so no step of the wall clock buys anything.

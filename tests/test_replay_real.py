@@ -43,10 +43,36 @@ def test_a_real_store_answers_as_the_simulated_one(capacity: int, tmp_path: Path
         assert real.stats().verified_bytes > 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"admission": "second-hit"},
+        {"write_budget": 4 * 24 * SMALL.block_bytes},
+        {"admission": "second-hit", "write_budget": 2 * 24 * SMALL.block_bytes},
+    ],
+)
+def test_what_is_worth_writing_is_decided_alike(words: dict[str, Any], tmp_path: Path) -> None:
+    requests = token_requests(tmp_path)
+    model = Simulated(LONG, block_charges(1), None, block_bytes=SMALL.block_bytes, **words)
+    refused = 0
+    with Real(tmp_path / "kv", SMALL, LONG, pool="32MB", **words) as real:
+        for number, request in enumerate(requests):
+            now_ns = clock_of(request, requests[0])
+            wanted = model.request(now_ns, request, "agent")
+            found = real.request(now_ns, request, "agent")
+            assert found.hit_blocks == wanted.hit_blocks, f"request {number}"
+            assert found.stored_blocks == wanted.stored_blocks, f"request {number}"
+            assert found.refused_blocks == wanted.refused_blocks, f"request {number}"
+            assert found.reason == wanted.reason, f"request {number}"
+            refused += found.refused_blocks
+        assert real.removed().refused_blocks == model.removed().refused_blocks
+        assert sum(real.removed().refused_blocks.values()) == refused > 0
+        assert real.stats().written_bytes > 0
+
+
 def test_a_prompt_larger_than_the_budget_keeps_its_head(tmp_path: Path) -> None:
     """All prompts begin with the same two blocks, the budget is four. Room for what comes behind
-    is not made by evicting what comes before. (Which of several new extents gets the last room is
-    up to the file workers, so there may be fewer than four.)"""
+    is not made by evicting what comes before, and the last room goes to what comes first."""
     requests = token_requests(tmp_path)
     (one,) = file_charges(SMALL)
     with Real(tmp_path / "kv", SMALL, LONG, capacity=4 * one + one // 2, pool="32MB") as real:
@@ -56,6 +82,7 @@ def test_a_prompt_larger_than_the_budget_keeps_its_head(tmp_path: Path) -> None:
     assert min(len(request.blocks) for request in requests[3:]) > 4
     assert answers[0].hit_blocks == 0
     assert {answer.hit_blocks for answer in answers[1:]} <= {2, 3, 4}
+    assert answers[0].stored_blocks == min(4, len(requests[0].blocks))
     assert sum(answer.dropped_blocks for answer in answers) > 20
 
 
