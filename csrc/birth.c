@@ -7,6 +7,8 @@
  * Invariants:
  *   1. Bytes are charged before fallocate and refunded when the file is given up.
  *   2. A dropped extent gives its file back only after the last write on it came back.
+ *   3. Of one writer and root one file is made at a time, in the order of the chain: the last room
+ *      goes to the block that comes first, without which those behind it would not be published.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -33,16 +35,20 @@ void kvs_made_free(struct kvs_writer_extent *made)
     free(made);
 }
 
-void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+uint32_t kvs_place_of_locked(struct kvs_store *store, const struct kvs_key *key)
 {
     uint8_t order[KVS_ROOTS_MAX];
     uint32_t at = 0;
-    kvs_root_order(writer->store, &writer->keys[made->first], order);
-    while (at + 1 < writer->store->root_count &&
-           kvs_root_down_locked(&writer->store->roots[order[at]])) {
+    kvs_root_order(store, key, order);
+    while (at + 1 < store->root_count && kvs_root_down_locked(&store->roots[order[at]])) {
         at++;
     }
-    made->root = order[at];
+    return order[at];
+}
+
+void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
+{
+    made->root = kvs_place_of_locked(writer->store, &writer->keys[made->first]);
     if (made->extent) {
         made->extent->root = (uint8_t)made->root;
     }
@@ -211,6 +217,16 @@ static int file_make(struct kvs_root *root, const struct birth *birth, struct kv
     return error;
 }
 
+/* The next extent that waits for its file. One whose job cannot be added is dropped: go on. */
+static void create_next_locked(struct kvs_writer *writer, uint32_t root)
+{
+    for (uint32_t i = 0; i < writer->made_count && !writer->creating[root]; i++) {
+        if (writer->made[i]->wanted && writer->made[i]->root == root) {
+            kvs_made_create_locked(writer, writer->made[i]);
+        }
+    }
+}
+
 static void create_job(struct kvs_root *root, void *argument)
 {
     struct birth birth = *(struct birth *)argument;
@@ -237,6 +253,8 @@ static void create_job(struct kvs_root *root, void *argument)
     kvs_lock(store);
     kvs_room_taken_locked(root, charged_bytes, !error);
     store->births--;
+    writer->creating[root->number] = 0;
+    create_next_locked(writer, root->number);
     made->temp = temp;
     made->charged_bytes = charged_bytes;
     if (made->state == KVS_MADE_CREATING && !error) {
@@ -254,7 +272,11 @@ static void create_job(struct kvs_root *root, void *argument)
 
 void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
 {
-    if (made->state != KVS_MADE_FRESH) {
+    struct kvs_root *root = &writer->store->roots[made->root];
+    /* Where the root is down, the one before may never be done, and this one's job says no. */
+    int waits = writer->creating[made->root] && !kvs_root_down_locked(root);
+    made->wanted = made->state == KVS_MADE_FRESH && waits;
+    if (made->state != KVS_MADE_FRESH || made->wanted) {
         return;
     }
     made->extent->block_count = (uint8_t)made->count;
@@ -271,8 +293,10 @@ void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent 
     made->state = KVS_MADE_CREATING;
     kvs_writer_hold_locked(writer);
     writer->store->births++;
-    if (kvs_job_add_locked(&writer->store->roots[made->root], create_job, birth, 0) < 0) {
+    writer->creating[made->root] = 1;
+    if (kvs_job_add_locked(root, create_job, birth, 0) < 0) {
         writer->store->births--;
+        writer->creating[made->root] = 0;
         made->state = KVS_MADE_FRESH;
         kvs_made_drop_locked(writer, made);
         kvs_writer_drop_locked(writer);
@@ -325,6 +349,10 @@ void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *m
         made->state = KVS_MADE_DROPPED;
         writer->stats.blocks_dropped += made->count;
         store->stats.dropped_blocks += made->count;
+        if (!memchr(made->layer_sent, 1, writer->ns->layer_count)) {
+            kvs_admit_refund_locked(&store->roots[made->root],
+                                    made->count * writer->ns->block_bytes);
+        }
         kvs_stage_clear_locked(writer, made);
         if (creating) {
             return; /* the create job comes back here */

@@ -116,6 +116,9 @@ static void writers_lose_root_locked(struct kvs_root *root)
             }
             if (made->state == KVS_MADE_FRESH) {
                 kvs_made_place_locked(writer, made);
+                if (made->wanted) {
+                    kvs_made_create_locked(writer, made);
+                }
             } else {
                 kvs_made_drop_locked(writer, made);
             }

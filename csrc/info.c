@@ -13,8 +13,14 @@ const char *kvs_reason_name(enum kvs_reason reason)
     static const char *const names[KVS_REASON_COUNT] = {
         "",          "absent",  "expired",   "evicted",  "deleted",  "pending",
         "warming",   "damaged", "foreign",   "io_error", "deadline", "pool",
-        "cancelled", "closed",  "root_down", "busy"};
+        "cancelled", "closed",  "root_down", "busy",     "refused"};
     return (unsigned)reason < KVS_REASON_COUNT ? names[reason] : "unknown";
+}
+
+const char *kvs_refusal_name(enum kvs_refusal refusal)
+{
+    static const char *const names[KVS_REFUSAL_COUNT] = {"", "first_offer", "write_budget"};
+    return (unsigned)refusal < KVS_REFUSAL_COUNT ? names[refusal] : "unknown";
 }
 
 const char *kvs_stage_name(enum kvs_stage stage)
@@ -92,6 +98,7 @@ void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out)
 {
     kvs_lock(writer->store);
     *out = writer->stats;
+    out->blocks_admitted = writer->admitted_end - writer->start;
     kvs_unlock(writer->store);
 }
 
@@ -141,6 +148,8 @@ int kvs_root_info(struct kvs_store *store, uint32_t number, struct kvs_root_info
         out->probe_in_ns = breaker->probe_ns - now_ns;
     }
     snprintf(out->trouble, sizeof(out->trouble), "%s", breaker->why);
+    out->write_budget_bytes = store->write_budget_bytes;
+    out->write_budget_left_bytes = kvs_write_budget_left_locked(root);
     kvs_scrub_info_locked(root, out);
     kvs_unlock(store);
     return 0;

@@ -55,6 +55,7 @@ enum kvs_reason {
     KVS_REASON_CLOSED,
     KVS_REASON_ROOT_DOWN,   /* on a root whose device is in trouble: kvs_root_info */
     KVS_REASON_BUSY,        /* short of descriptors or memory: not the file's fault */
+    KVS_REASON_REFUSED,     /* offered and not stored: enum kvs_admission, the write budget */
     KVS_REASON_COUNT
 };
 const char *kvs_reason_name(enum kvs_reason reason); /* "absent", "expired", ... */
@@ -68,6 +69,20 @@ enum kvs_engine_choice {
     KVS_ENGINE_AIO,          /* Linux AIO */
     KVS_ENGINE_THREADS       /* pread and pwrite on threads */
 };
+
+enum kvs_admission {
+    KVS_ADMIT_ALWAYS,
+    KVS_ADMIT_SECOND_HIT     /* a block is stored when it is offered to a writer once more */
+};
+
+/* Why a block that was offered to a writer is not written. */
+enum kvs_refusal {
+    KVS_REFUSED_NOT,
+    KVS_REFUSED_FIRST_OFFER, /* KVS_ADMIT_SECOND_HIT */
+    KVS_REFUSED_BUDGET,      /* write_budget_bytes */
+    KVS_REFUSAL_COUNT
+};
+const char *kvs_refusal_name(enum kvs_refusal refusal); /* "first_offer", "write_budget" */
 
 /* ------------------------------------------------------------------------------- the store */
 
@@ -98,6 +113,8 @@ struct kvs_options {
     int64_t io_timeout_ns;         /* one operation or call of the device at most; 0: 10 s */
     uint64_t scrub_bytes_per_s;    /* verify what lies on disk in idle time; 0: do not */
     int32_t helpers;               /* threads per root that help verifying; < 0: by the cores */
+    enum kvs_admission admission;
+    uint64_t write_budget_bytes;   /* of cells, a day, on each root; 0: without bound */
     uint32_t manual_ticks;         /* tests: the keeper runs only inside kvs_tick */
     struct kvs_fs *fs;             /* NULL: the real one */
     struct kvs_clock *clock;       /* NULL: the real one */
@@ -277,9 +294,10 @@ enum kvs_writer_flags { KVS_WRITER_SINGLE = 1 /* one key, parent and start not k
 struct kvs_writer;
 
 /* Blocks [start, count) of the chain. Resident blocks are skipped; the others form extents cut at
- * absolute multiples of extent_blocks. `extras` holds a 32-byte digest per block (zero: none) or is
- * NULL. `token_ids` (block_tokens a block) go into the extents, for tools; NULL: they do not.
- * Nothing is visible before commit. */
+ * absolute multiples of extent_blocks, up to the first that admission or the write budget refuses:
+ * it and all behind it are not written, and what is put of them is not looked at. `extras` holds a
+ * 32-byte digest per block (zero: none) or is NULL. `token_ids` (block_tokens a block) go into the
+ * extents, for tools; NULL: they do not. Nothing is visible before commit. */
 int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count,
                     uint64_t start, int retention, uint32_t flags, const struct kvs_key *extras,
                     const int32_t *token_ids, struct kvs_writer **out);
@@ -299,7 +317,9 @@ struct kvs_writer_stats {
     uint64_t bytes_written;    /* of cells, the device said done */
     uint64_t blocks_skipped;   /* were resident */
     uint64_t blocks_dropped;   /* no room, or the device said no */
-    uint64_t extents;          /* made by this writer */
+    uint64_t blocks_refused;   /* by admission or the write budget, known when they are offered */
+    uint64_t blocks_admitted; /* leading ones, from `start`, that are resident or to be written */
+    uint64_t extents; /* made by this writer */
 };
 void kvs_writer_stats(struct kvs_writer *writer, struct kvs_writer_stats *out);
 /* Abandons what was not committed. Sources stay the caller's duty until their tickets are done. */

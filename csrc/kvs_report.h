@@ -12,6 +12,7 @@ struct kvs_stats {
     uint64_t lookups, hit_blocks, missed_blocks, hit_tokens, missed_tokens;
     uint64_t loads, loads_short, disk_bytes, ram_bytes, reads;
     uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks, published_extents;
+    uint64_t refused_blocks[KVS_REFUSAL_COUNT]; /* offered to writers and not written */
     uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents;
     uint64_t quarantine_deleted; /* files beyond its bound */
     uint64_t clock_steps; /* of the wall clock, by more than an hour */
@@ -69,6 +70,8 @@ struct kvs_root_info {
     int64_t down_ns;         /* for how long; 0 while in use */
     int64_t probe_in_ns;     /* until it is tried again; 0 while in use or being tried */
     char trouble[KVS_TROUBLE_BYTES]; /* why it is down, or was the last time; "" when never */
+    uint64_t write_budget_bytes; /* of cells a day; 0: without bound */
+    uint64_t write_budget_left_bytes; /* what could be written now; 0 without bound, too */
     uint64_t scrub_bytes_per_s; /* 0: no scrub */
     uint64_t scrub_pass_extents; /* looked at in the pass under way, or the last one */
 };

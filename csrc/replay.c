@@ -93,6 +93,8 @@ static int store_open(struct kvs_replay *replay, const struct kvs_replay_options
 {
     struct kvs_options all = {.classes = options->classes,
                               .class_count = options->class_count,
+                              .admission = options->admission,
+                              .write_budget_bytes = options->write_budget_bytes,
                               .fs = &replay->fs,
                               .clock = &replay->clock};
     int error = kvs_store_new(&all, &replay->store);
@@ -105,6 +107,7 @@ static int store_open(struct kvs_replay *replay, const struct kvs_replay_options
     error = kvs_namespace_add_locked(replay->store, "replay", &replay->ns);
     if (!error) {
         replay->ns->extent_blocks = options->extent_blocks;
+        replay->ns->block_bytes = options->block_bytes;
     }
     return error;
 }
@@ -175,22 +178,30 @@ static int extent_store(struct kvs_replay *replay, const struct kvs_key *keys, u
     return error;
 }
 
-/* What is missing of keys[from..admitted), until there is no room: what comes behind a gap would
- * not be published either. */
+/* What is missing of keys[from..end) and admitted, until there is no room: what comes behind a gap
+ * would not be published either. */
 static int missing_store(struct kvs_replay *replay, const struct kvs_key *keys, uint64_t from,
-                         uint64_t admitted, uint32_t class_number, struct kvs_replay_answer *out)
+                         uint64_t end, uint32_t class_number, struct kvs_replay_answer *out)
 {
+    struct kvs_store *store = replay->store;
+    enum kvs_refusal refusal = KVS_REFUSED_NOT;
     uint64_t at = from, resident = 0;
-    uint32_t count;
+    uint32_t offered;
     int error = 0;
-    while ((count = kvs_missing_next_locked(replay->store, replay->ns, keys, admitted,
-                                            replay->ns->extent_blocks, (int)class_number, &at,
-                                            &resident)) > 0) {
-        if (error != -ENOSPC) {
-            error = extent_store(replay, keys, at - count, count, class_number);
+    while (
+        (offered = kvs_missing_next_locked(store, replay->ns, keys, end, replay->ns->extent_blocks,
+                                           (int)class_number, &at, &resident)) > 0) {
+        uint64_t first = at - offered;
+        uint32_t count = kvs_admit_locked(store, replay->ns, &keys[first], offered, &refusal);
+        out->refused_blocks += offered - count;
+        if (count > 0 && error != -ENOSPC) {
+            error = extent_store(replay, keys, first, count, class_number);
         }
         if (error && error != -ENOSPC) {
             return error;
+        }
+        if (error) {
+            kvs_admit_refund_locked(&store->roots[0], count * replay->ns->block_bytes);
         }
         *(error ? &out->dropped_blocks : &out->stored_blocks) += count;
     }
@@ -198,15 +209,14 @@ static int missing_store(struct kvs_replay *replay, const struct kvs_key *keys, 
 }
 
 int kvs_replay_request(struct kvs_replay *replay, int64_t now_ns, const struct kvs_key *keys,
-                       uint64_t count, uint64_t admitted, uint32_t class_number,
-                       struct kvs_replay_answer *out)
+                       uint64_t count, uint32_t class_number, struct kvs_replay_answer *out)
 {
     struct kvs_store *store = replay->store;
     struct kvs_root *root = &store->roots[0];
     struct kvs_cache cache = {store, replay->ns};
     struct kvs_match match = {0};
     int error = 0;
-    if (class_number >= store->class_count || admitted > count) {
+    if (class_number >= store->class_count) {
         return -EINVAL;
     }
     memset(out, 0, sizeof(*out));
@@ -217,10 +227,10 @@ int kvs_replay_request(struct kvs_replay *replay, int64_t now_ns, const struct k
     out->hit_blocks = match.blocks;
     out->reason = match.reason;
     kvs_chain_touch_locked(store, replay->ns, keys, match.blocks, (int)class_number);
-    if (match.blocks < admitted) {
+    if (match.blocks < count) {
         error = kvs_pins_add_chain_locked(store, replay->ns, keys, 0, count, &replay->pins);
         if (!error) {
-            error = missing_store(replay, keys, match.blocks, admitted, class_number, out);
+            error = missing_store(replay, keys, match.blocks, count, class_number, out);
         }
         kvs_chain_touch_locked(store, replay->ns, keys, count, (int)class_number);
         kvs_pins_drop_locked(store, &replay->pins);
@@ -228,6 +238,7 @@ int kvs_replay_request(struct kvs_replay *replay, int64_t now_ns, const struct k
     struct kvs_replay_report *report = &replay->report;
     report->stored_blocks += out->stored_blocks;
     report->dropped_blocks += out->dropped_blocks;
+    report->refused_blocks += out->refused_blocks;
     report->used_max = root->used_bytes > report->used_max ? root->used_bytes : report->used_max;
     return error;
 }

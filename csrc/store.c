@@ -59,6 +59,7 @@ static void store_free(struct kvs_store *store)
     free(store->namespaces);
     free(store->removed);
     free(store->absent);
+    free(store->offers);
     if (store->arena) {
         kvs_arena_close(store->arena);
     }
@@ -174,6 +175,7 @@ int kvs_store_new(const struct kvs_options *options, struct kvs_store **out)
     store->fs_inner = options->fs;
     store->owns_fs = options->fs == NULL;
     int error = kvs_removed_open(store);
+    error = error ? error : kvs_admission_open(store, options);
     if (!error && store->owns_fs) {
         error = kvs_fs_posix_open(&store->fs_inner);
     }

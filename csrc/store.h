@@ -24,6 +24,7 @@
 
 #include "scrub.h"
 #include "types.h"
+#include "writer.h"
 
 /* ---- store.c ---- */
 /* All of a store but its pool, its roots and its threads; kvs_store_drop frees it. */
@@ -343,31 +344,6 @@ void kvs_transfer_give_up_locked(struct kvs_root *root, struct kvs_transfer *tra
 void kvs_transfer_queue_locked(struct kvs_root *root, struct kvs_transfer *transfer);
 /* Nobody waits for what is in flight any more; its memory stays the engine's until it is back. */
 void kvs_transfers_give_up_locked(struct kvs_root *root);
-
-/* ---- writer.c, stage.c, birth.c, publish.c ---- */
-/* The next run of keys[*at..count) that is not resident and crosses no multiple of `grid`: its
- * length, and *at behind it; 0: there is no other. Resident blocks on the way are renewed and added
- * to *resident. */
-uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *ns,
-                                 const struct kvs_key *keys, uint64_t count, uint64_t grid,
-                                 int class_number, uint64_t *at, uint64_t *resident);
-void kvs_writer_hold_locked(struct kvs_writer *writer);
-void kvs_writer_drop_locked(struct kvs_writer *writer);
-void kvs_writer_progress_locked(struct kvs_writer *writer);
-void kvs_writer_end_locked(struct kvs_writer *writer);
-/* Adds an extent of [first, first + count) that may grow to count_max; 0 or -ENOMEM. */
-int kvs_made_new_locked(struct kvs_writer *writer, uint64_t first, uint32_t count,
-                        uint32_t count_max, int fixed);
-void kvs_made_free(struct kvs_writer_extent *made);
-/* On the first root in rendezvous order that is in use. */
-void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
-void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
-void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
-void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
-void kvs_made_written(struct kvs_transfer *transfer); /* I/O thread */
-void kvs_stage_clear_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
-void *kvs_copier_thread(void *store);
-void kvs_publish_job(struct kvs_root *root, void *writer);
 
 /* ---- evict.c ---- */
 /* File workers: makes `bytes` fit the budget and charges them. 0, or -ENOSPC. */

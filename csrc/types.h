@@ -232,6 +232,7 @@ struct kvs_root {
     pthread_cond_t job_ready;
     /* capacity */
     uint64_t capacity_bytes, reserve_bytes, used_bytes;
+    int64_t writes_paid_ns; /* admit.c: what was written so far is within the budget by then */
     uint64_t promised_bytes; /* charged and not allocated yet: the file system does not know */
     uint64_t bucket_turn; /* buckets.c */
     int writes_full; /* a write met a full disk or quota: the next put evicts first */
@@ -291,6 +292,8 @@ struct kvs_store {
     struct kvs_class classes[KVS_CLASSES_MAX];
     uint32_t class_count, default_class;
     int64_t min_age_s;
+    uint16_t *offers; /* admit.c: blocks that were offered; NULL: the first offer is taken */
+    uint64_t write_budget_bytes; /* of cells a day, per root; 0: without bound */
     struct kvs_namespace **namespaces;
     uint32_t namespace_count;
     struct kvs_index *index;

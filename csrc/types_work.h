@@ -157,6 +157,7 @@ struct kvs_writer_extent {
     uint64_t first; /* absolute */
     uint32_t count, count_max; /* blocks; count_max: up to the grid cut */
     uint8_t state, fixed;
+    uint8_t wanted; /* FRESH: its file is to be made when the one before is */
     uint32_t cells_missing, writes_in_flight;
     uint32_t root;
     uint8_t *have; /* [layer][count_max] */
@@ -183,8 +184,11 @@ struct kvs_writer {
     uint64_t id_blocks;
     struct kvs_pins parents; /* what was resident at open: no room is made at its cost */
     uint64_t start, count;
+    enum kvs_refusal refusal; /* why not all blocks are written */
+    uint64_t admitted_end; /* the first block that was refused, or count */
     uint32_t flags, refs, puts_pending;
     uint8_t state, class_number, publishing;
+    uint8_t creating[KVS_ROOTS_MAX]; /* a file is being made there */
     struct kvs_writer_extent **made;
     uint32_t made_count;
     struct kvs_ticket *commit; /* held */

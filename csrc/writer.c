@@ -1,9 +1,10 @@
 /*
- * writer.c: the life of a writer as its caller sees it: open, extend, put, commit, close. Staging
- * is in stage.c, the file's birth in publish.c.
+ * writer.c: the life of a writer as its caller sees it: open, extend, put, commit, close. Which
+ * extents it makes is in offer.c, staging in stage.c, the file's birth in birth.c.
  *
  * A writer owns a list of extents to be made, in chain order, never across a grid cut. Blocks that
- * are resident at open (or extend) are in none of them and their puts are ignored.
+ * are resident at open (or extend), and those that were refused, are in none of them and their puts
+ * are ignored.
  *
  * Invariants:
  *   1. Nothing is visible before commit; after close without commit nothing ever is.
@@ -102,47 +103,6 @@ static int keys_append(struct kvs_writer *writer, const struct kvs_key *keys, ui
     return error;
 }
 
-uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *ns,
-                                 const struct kvs_key *keys, uint64_t count, uint64_t grid,
-                                 int class_number, uint64_t *at, uint64_t *resident)
-{
-    uint8_t position = 0;
-    int64_t now_s = kvs_store_now_s(store);
-    struct kvs_extent *found = NULL;
-    while (*at < count &&
-           (found = kvs_extent_lookup_locked(store, ns, &keys[*at], now_s, &position))) {
-        /* Also an expired one: renewing costs nothing, writing it again would. */
-        kvs_extent_touch_locked(store, found, class_number);
-        uint32_t followed = kvs_extent_follow_locked(found, position, &keys[*at], count - *at);
-        *resident += followed;
-        *at += followed;
-    }
-    uint64_t first = *at, cut = (first / grid + 1) * grid, end = cut < count ? cut : count;
-    while (*at < end &&
-           (*at == first || !kvs_extent_lookup_locked(store, ns, &keys[*at], now_s, &position))) {
-        ++*at;
-    }
-    return (uint32_t)(*at - first);
-}
-
-/* Extents for the blocks of [from, writer->count) that are not resident. */
-static int made_plan_locked(struct kvs_writer *writer, uint64_t from, int fixed)
-{
-    uint64_t grid = writer->flags & KVS_WRITER_SINGLE ? 1 : writer->ns->extent_blocks;
-    uint64_t at = from;
-    uint32_t count;
-    int error = 0;
-    while (!error && (count = kvs_missing_next_locked(writer->store, writer->ns, writer->keys,
-                                                      writer->count, grid, writer->class_number,
-                                                      &at, &writer->stats.blocks_skipped)) > 0) {
-        uint64_t first = at - count, cut = (first / grid + 1) * grid;
-        int open_end = !fixed && at == writer->count && at < cut;
-        error = kvs_made_new_locked(writer, first, count,
-                                    (uint32_t)(open_end ? cut - first : count), !open_end);
-    }
-    return error;
-}
-
 int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_t count,
                     uint64_t start, int retention, uint32_t flags, const struct kvs_key *extras,
                     const int32_t *token_ids, struct kvs_writer **out)
@@ -178,7 +138,7 @@ int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_
             kvs_pins_add_chain_locked(store, writer->ns, writer->keys, 0, count, &writer->parents);
     }
     if (!error) {
-        error = made_plan_locked(writer, start, 1);
+        error = kvs_offer_locked(writer, start, 1);
     }
     if (error) {
         kvs_writer_drop_locked(writer);
@@ -189,27 +149,6 @@ int kvs_writer_open(struct kvs_cache *cache, const struct kvs_key *keys, uint64_
     }
     kvs_unlock(store);
     return error;
-}
-
-/* The open-ended last extent takes new blocks up to its grid cut. */
-static void last_grow_locked(struct kvs_writer *writer, uint64_t *from)
-{
-    struct kvs_writer_extent *last =
-        writer->made_count ? writer->made[writer->made_count - 1] : NULL;
-    if (!last || last->fixed || last->first + last->count != *from) {
-        return;
-    }
-    while (*from < writer->count && last->count < last->count_max) {
-        last->count++;
-        ++*from;
-        for (uint32_t i = 0; i < writer->ns->layer_count; i++) {
-            last->cells_missing += writer->ns->cell_bytes[i] ? 1 : 0;
-        }
-    }
-    if (last->count == last->count_max) {
-        last->fixed = 1;
-        kvs_made_create_locked(writer, last);
-    }
 }
 
 int kvs_writer_extend(struct kvs_writer *writer, const struct kvs_key *keys, uint64_t count,
@@ -231,8 +170,7 @@ int kvs_writer_extend(struct kvs_writer *writer, const struct kvs_key *keys, uin
         error = keys_append(writer, keys, count, extras, token_ids);
     }
     if (!error) {
-        last_grow_locked(writer, &from);
-        error = made_plan_locked(writer, from, 0);
+        error = kvs_offer_locked(writer, from, 0);
     }
     kvs_unlock(store);
     return error;

@@ -9,6 +9,8 @@ CLASSES_MAX: int
 CLASS_NAME_BYTES: int
 ROLES: dict[str, int]
 ENGINES: dict[str, int]
+ADMISSIONS: dict[str, int]
+REFUSALS: tuple[str, ...]
 PAGE_KINDS: dict[int, str]
 LOST: dict[str, int]
 REASONS: tuple[str, ...]
@@ -74,6 +76,8 @@ class Store(Handle):
         io_timeout_ns: int,
         scrub_bytes_per_s: int = 0,
         helpers: int = -1,
+        admission: int = 0,
+        write_budget_bytes: int = 0,
         manual_ticks: bool = False,
         clock: VirtualClock | None = None,
         files: FaultFiles | None = None,
@@ -126,10 +130,18 @@ class Cache(Handle):
     def delete(self, key: bytes) -> Ticket: ...
 
 class Replay:
-    def __init__(self, classes: list[tuple[bytes, int]], charges: bytes, capacity: int) -> None: ...
+    def __init__(
+        self,
+        classes: list[tuple[bytes, int]],
+        charges: bytes,
+        capacity: int,
+        admission: int,
+        write_budget_bytes: int,
+        block_bytes: int,
+    ) -> None: ...
     def request(
-        self, now_ns: int, keys: bytes, admitted: int, class_number: int
-    ) -> tuple[int, str | None, int, int]: ...
+        self, now_ns: int, keys: bytes, class_number: int
+    ) -> tuple[int, str | None, int, int, int]: ...
     def report(self) -> dict[str, Any]: ...
 
 class Lease(Handle):

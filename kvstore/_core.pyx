@@ -61,6 +61,8 @@ ENGINES = {
     "aio": KVS_ENGINE_AIO,
     "threads": KVS_ENGINE_THREADS,
 }
+ADMISSIONS = {"always": KVS_ADMIT_ALWAYS, "second-hit": KVS_ADMIT_SECOND_HIT}
+REFUSALS = tuple(kvs_refusal_name(<kvs_refusal>i).decode() for i in range(KVS_REFUSAL_COUNT))
 PAGE_KINDS = {
     KVS_PAGES_SMALL: "small",
     KVS_PAGES_TRANSPARENT_HUGE: "transparent huge",
@@ -376,7 +378,7 @@ cdef class Store(Handle):
     def __init__(self, *, list roots not None, list classes not None, uint32_t default_class,
                  int role, int engine, uint32_t io_depth, uint64_t pool_bytes,
                  uint64_t reserve_bytes, int64_t min_age_s, int64_t io_timeout_ns,
-                 uint64_t scrub_bytes_per_s=0,
+                 uint64_t scrub_bytes_per_s=0, int admission=0, uint64_t write_budget_bytes=0,
                  int32_t helpers=-1, bint manual_ticks=False,
                  VirtualClock clock=None, FaultFiles files=None, list engines=None):
         """roots: (path bytes, capacity bytes, 0 for the default); classes: (name bytes, ttl s)."""
@@ -406,6 +408,8 @@ cdef class Store(Handle):
         options.io_timeout_ns = io_timeout_ns
         options.scrub_bytes_per_s = scrub_bytes_per_s
         options.helpers = helpers
+        options.admission = <kvs_admission>admission
+        options.write_budget_bytes = write_budget_bytes
         options.manual_ticks = manual_ticks
         if clock is not None:
             options.clock = kvs_virtual_clock_face(clock.handle)

@@ -89,6 +89,14 @@ cdef extern from "kvs.h" nogil:
         KVS_ENGINE_AUTO, KVS_ENGINE_URING, KVS_ENGINE_URING_PLAIN, KVS_ENGINE_AIO
         KVS_ENGINE_THREADS
 
+    enum kvs_admission:
+        KVS_ADMIT_ALWAYS, KVS_ADMIT_SECOND_HIT
+
+    enum kvs_refusal:
+        KVS_REFUSAL_COUNT
+
+    const char *kvs_refusal_name(kvs_refusal refusal)
+
     struct kvs_class:
         char name[16]
         int64_t ttl_s
@@ -114,6 +122,8 @@ cdef extern from "kvs.h" nogil:
         int64_t io_timeout_ns
         uint64_t scrub_bytes_per_s
         int32_t helpers
+        kvs_admission admission
+        uint64_t write_budget_bytes
         uint32_t manual_ticks
         kvs_fs *fs
         kvs_clock *clock
@@ -245,6 +255,8 @@ cdef extern from "kvs.h" nogil:
         uint64_t bytes_written
         uint64_t blocks_skipped
         uint64_t blocks_dropped
+        uint64_t blocks_refused
+        uint64_t blocks_admitted
         uint64_t extents
 
     void kvs_writer_stats(kvs_writer *writer, kvs_writer_stats_struct *out)
@@ -257,6 +269,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t loads, loads_short, disk_bytes, ram_bytes, reads
         uint64_t puts_bytes, written_bytes, lost_to_eexist_bytes, dropped_blocks
         uint64_t published_extents
+        uint64_t refused_blocks[3]
         uint64_t evicted_extents, expired_extents, deleted_extents, quarantined_extents
         uint64_t quarantine_deleted, clock_steps
         int64_t clock_step_s
@@ -264,8 +277,8 @@ cdef extern from "kvs.h" nogil:
         uint64_t evicted_before_ttl[16]
         uint64_t evicted_age_s_sum[16]
         uint64_t removed_in_class[16]
-        uint64_t misses_by_reason[16]
-        uint64_t loads_by_reason[16]
+        uint64_t misses_by_reason[17]
+        uint64_t loads_by_reason[17]
         uint64_t disk_tokens, ram_tokens
         uint64_t loads_running, loads_waiting
         uint64_t puts_queued, writes_in_progress
@@ -300,6 +313,7 @@ cdef extern from "kvs.h" nogil:
         uint64_t breaker_trips
         int64_t down_ns, probe_in_ns
         char trouble[192]
+        uint64_t write_budget_bytes, write_budget_left_bytes
         uint64_t scrub_bytes_per_s
         uint64_t scrub_pass_extents
 

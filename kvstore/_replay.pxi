@@ -18,7 +18,8 @@ cdef class Replay:
 
     cdef kvs_replay *handle
 
-    def __cinit__(self, list classes not None, bytes charges not None, uint64_t capacity):
+    def __cinit__(self, list classes not None, bytes charges not None, uint64_t capacity,
+                  int admission, uint64_t write_budget_bytes, uint64_t block_bytes):
         """classes: (name bytes, ttl s); charges: uint64 for an extent of 1, 2, ... blocks."""
         cdef kvs_class class_array[16]
         cdef kvs_replay_options options
@@ -28,25 +29,27 @@ cdef class Replay:
         options.extent_blocks = <uint32_t>(len(charges) // 8)
         options.capacity = capacity
         options.charges = <const uint64_t *>PyBytes_AS_STRING(charges)
+        options.admission = <kvs_admission>admission
+        options.write_budget_bytes = write_budget_bytes
+        options.block_bytes = block_bytes
         check(kvs_replay_open(&options, &self.handle), "opening a replay")
 
     def __dealloc__(self):
         if self.handle is not NULL:
             kvs_replay_close(self.handle)
 
-    def request(self, int64_t now_ns, bytes keys not None, uint64_t admitted,
-                uint32_t class_number):
-        """(leading blocks hit, why not more or None, blocks stored, blocks that found no room)."""
+    def request(self, int64_t now_ns, bytes keys not None, uint32_t class_number):
+        """(leading blocks hit, why not more or None, and of the others: stored, without room,
+        refused)."""
         cdef kvs_replay_answer answer
         cdef uint64_t count = key_count(keys)
         cdef const kvs_key *array = keys_at(keys)
         cdef int code
         with nogil:
-            code = kvs_replay_request(self.handle, now_ns, array, count, admitted, class_number,
-                                      &answer)
+            code = kvs_replay_request(self.handle, now_ns, array, count, class_number, &answer)
         check(code, "replaying a request")
         return (answer.hit_blocks, reason_of(answer.reason), answer.stored_blocks,
-                answer.dropped_blocks)
+                answer.dropped_blocks, answer.refused_blocks)
 
     def match(self, bytes keys not None):
         """(leading blocks that are resident, why not more or None): changes nothing."""

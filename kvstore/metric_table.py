@@ -8,7 +8,7 @@ Conventions: counters end in _total and count since the store was opened; base u
 seconds; every value that a label can take is always there, so that rate() sees its first event.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ def _stat(name: str, kind: str, value: Callable[[Stats], float], meaning: str) -
 
 
 def _stats(
-    name: str, kind: str, label: str, values: Callable[[Stats], dict[str, float]], meaning: str
+    name: str, kind: str, label: str, values: Callable[[Stats], Mapping[str, float]], meaning: str
 ) -> Metric:
     return Metric(
         name, kind, (label,), meaning,
@@ -183,6 +183,8 @@ METRICS = (
           "bytes written for nothing: another writer was first"),
     _stat("kvstore_dropped_blocks_total", "counter", lambda s: s.dropped_blocks,
           "blocks that were put and not stored: no room, or trouble of the device"),
+    _stats("kvstore_refused_blocks_total", "counter", "reason", lambda s: s.refused_blocks,
+           "blocks that were offered and not written: at their first offer, or by the budget"),
     _stat("kvstore_published_extents_total", "counter", lambda s: s.published_extents,
           "extents that got their name"),
     _stat("kvstore_puts_queued", "gauge", lambda s: s.puts_queued,
@@ -237,6 +239,10 @@ METRICS = (
           "bytes read from the device, the scrub's too; without headers"),
     _root("written_bytes_total", "counter", lambda r: r.device_written_bytes,
           "bytes written to the device, with headers: what its endurance pays for"),
+    _root("write_budget_bytes", "gauge", lambda r: r.write_budget_bytes,
+          "bytes of cells that may be written a day; 0: no bound"),
+    _root("write_budget_left_bytes", "gauge", lambda r: r.write_budget_left_bytes,
+          "of it, what can be written now"),
     _root("errors_total", "counter", lambda r: r.device_errors, "operations that failed"),
     _root("io_depth", "gauge", lambda r: r.io_depth, "operations in flight at most"),
     _root("ops_in_flight", "gauge", lambda r: r.ops_in_flight, "operations in flight"),

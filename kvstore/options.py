@@ -35,6 +35,8 @@ class Options:
     min_age: float | str
     io_timeout: float | str
     scrub: int | str | None
+    admission: str
+    write_budget: int | str | None
     keep_token_ids: bool
     testing: "Injection | None"
 
@@ -60,6 +62,12 @@ class Options:
             parse_size(self.reserve, "reserve")
         if self.scrub is not None and parse_rate(self.scrub, "scrub") == 0:
             raise ValueError("scrub must be larger than 0 bytes a second; None is off")
+        if self.admission not in _core.ADMISSIONS:
+            raise ValueError(
+                f"admission must be one of {list(_core.ADMISSIONS)}, not {self.admission!r}"
+            )
+        if self.write_budget is not None and write_budget_bytes(self.write_budget) == 0:
+            raise ValueError("write_budget must be larger than 0 bytes a day; None is no bound")
 
     def open_core(self) -> _core.Store:
         """Opens the core's store; blocks. OpenError."""
@@ -78,6 +86,8 @@ class Options:
             io_timeout_ns=parse_duration(self.io_timeout, "io_timeout"),
             scrub_bytes_per_s=0 if self.scrub is None else parse_rate(self.scrub, "scrub"),
             helpers=injected.helpers if injected else -1,
+            admission=_core.ADMISSIONS[self.admission],
+            write_budget_bytes=write_budget_bytes(self.write_budget),
             manual_ticks=injected is not None and injected.manual_ticks,
             clock=injected.core_clock if injected else None,
             files=injected.core_files if injected else None,
@@ -94,6 +104,11 @@ def capacities(capacity: Capacity, paths: Sequence[Path]) -> list[int]:
     total = parse_size(capacity, "capacity")
     sizes = [_file_system_bytes(path) for path in paths]
     return [max(1, total * size // sum(sizes)) for size in sizes]
+
+
+def write_budget_bytes(budget: int | str | None) -> int:
+    """Bytes a day; 0, as for the core, is no bound. ValueError."""
+    return 0 if budget is None else parse_rate(budget, "write_budget", per="day")
 
 
 def _file_system_bytes(path: Path) -> int:

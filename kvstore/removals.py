@@ -18,7 +18,8 @@ HEAD_BYTES = ENTRY_BYTES = 24
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """reason: "evicted", "expired", "deleted" or "damaged". time_s: seconds since 1970."""
+    """reason: "evicted", "expired", "deleted" or "damaged"; "refused": it was offered and not
+    stored. time_s: seconds since 1970."""
 
     reason: str
     time_s: int
@@ -34,8 +35,9 @@ class Removals:
         return len(self._by_tag)
 
     def by_reason(self) -> dict[str, int]:
-        """How many blocks left for each reason."""
-        return dict(Counter(removal.reason for removal in self._by_tag.values()).most_common())
+        """How many blocks left for each reason; what was refused never came."""
+        left = Counter(removal.reason for removal in self._by_tag.values())
+        return {reason: count for reason, count in left.most_common() if reason != "refused"}
 
     def of(self, namespace: str, key: bytes) -> Removal | None:
         """Of the block with this 32-byte key (its first 8 bytes do) in the layout with this

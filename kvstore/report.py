@@ -41,6 +41,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     ram_tokens: what loads got from where, cells counted as their part of a block's tokens.
     loads_waiting: for a share of the pool. puts_queued: ranges that were put and wait for the
     copier. writes_in_progress: regions of extents that wait for a device, or are on it.
+    refused_blocks: offered to writers and not written, by why: "first_offer" (admission
+    "second-hit"), or "write_budget".
     clock_step_s: how far the wall clock was stepped, while the store does not follow it; 0: not.
     """
 
@@ -86,6 +88,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     pool_cached_bytes: int
     index_bytes: int
     retention: dict[str, ClassStats]
+    refused_blocks: dict[str, int]
     misses_by_reason: dict[str, int]
     loads_by_reason: dict[str, int]
 
@@ -108,6 +111,8 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     "probing": down and being tried. trouble: why, or why it was the last time; "" when never.
     down_s, probe_in_s: for how long, and until the next try. trips: how often it went down.
     scrub_bytes_per_s: 0 is off; scrub_pass_extents: looked at in its pass, or the last one.
+    write_budget_bytes: of cells a day, 0 is no bound; write_budget_left_bytes: what of it can be
+    written now: what was saved up, for a day at most.
     device_*: what the device moved since open: cells, what was scrubbed, headers written.
     used_bytes: of extents and of quarantine_bytes.
     """
@@ -141,6 +146,8 @@ class RootInfo(msgspec.Struct, frozen=True, kw_only=True):
     down_s: float
     probe_in_s: float
     trips: int
+    write_budget_bytes: int
+    write_budget_left_bytes: int
     scrub_bytes_per_s: int
     scrub_pass_extents: int
 
@@ -173,7 +180,8 @@ class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
     """fallbacks: everything that is slower or weaker than it could be, in plain words.
-    keeps_token_ids: what is put here can be read as text by whoever can read the roots."""
+    keeps_token_ids: what is put here can be read as text by whoever can read the roots.
+    admission: as opened; a root's write budget is with the root."""
 
     build: BuildInfo
     pool: PoolInfo
@@ -181,6 +189,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     roots: list[RootInfo]
     fallbacks: list[str]
     keeps_token_ids: bool
+    admission: str
 
 
 def build_info(version: str) -> BuildInfo:
@@ -196,7 +205,7 @@ def stats_of(core: _core.Store, class_names: Sequence[str]) -> Stats:
     raw = core.stats()
     early, ages = raw.pop("evicted_before_ttl"), raw.pop("evicted_age_s_sum")
     removed, misses = raw.pop("removed_in_class"), raw.pop("misses_by_reason")
-    short = raw.pop("loads_by_reason")
+    short, refused = raw.pop("loads_by_reason"), raw.pop("refused_blocks")
     retention = {
         name: ClassStats(
             removed=removed[i],
@@ -209,9 +218,15 @@ def stats_of(core: _core.Store, class_names: Sequence[str]) -> Stats:
     return Stats(
         **raw,
         retention=retention,
+        refused_blocks=refused_by_name(refused),
         misses_by_reason=_by_reason(misses),
         loads_by_reason=_by_reason(short),
     )
+
+
+def refused_by_name(counts: Sequence[int]) -> dict[str, int]:
+    """All names; without number 0, which is no refusal."""
+    return dict(list(zip(_core.REFUSALS, counts, strict=True))[1:])
 
 
 def _by_reason(counts: Sequence[int]) -> dict[str, int]:
@@ -229,7 +244,9 @@ def latency_of(core: _core.Store) -> dict[str, StageLatency]:
     }
 
 
-def info_of(core: _core.Store, version: str, cuda_why: str, keeps_token_ids: bool) -> Info:
+def info_of(
+    core: _core.Store, version: str, cuda_why: str, *, keeps_token_ids: bool, admission: str
+) -> Info:
     raw = core.pool_info()
     pool = PoolInfo(
         bytes=raw["bytes"],
@@ -251,6 +268,7 @@ def info_of(core: _core.Store, version: str, cuda_why: str, keeps_token_ids: boo
         roots=roots,
         fallbacks=fallbacks,
         keeps_token_ids=keeps_token_ids,
+        admission=admission,
     )
 
 
@@ -293,6 +311,8 @@ def _root(raw: dict[str, Any]) -> RootInfo:
         down_s=raw["down_ns"] / 1e9,
         probe_in_s=raw["probe_in_ns"] / 1e9,
         trips=raw["breaker_trips"],
+        write_budget_bytes=raw["write_budget_bytes"],
+        write_budget_left_bytes=raw["write_budget_left_bytes"],
         scrub_bytes_per_s=raw["scrub_bytes_per_s"],
         scrub_pass_extents=raw["scrub_pass_extents"],
     )
@@ -353,6 +373,13 @@ def render(info: Info) -> str:
             + (", warming" if root.warming else "")
             + (f", {root.state.upper()}" if root.state != "up" else "")
         )
+        if root.write_budget_bytes:
+            lines.append(
+                f"write {root.path}: at most {format_size(root.write_budget_bytes)} a day,"
+                f" {format_size(root.write_budget_left_bytes)} of it now"
+            )
+    if info.admission != "always":
+        lines.append(f"admit {info.admission}: what is offered for the first time is not stored")
     if info.keeps_token_ids:
         lines.append("ids   token ids are kept on disk: prompts can be read there")
     lines += [f"note  {fallback}" for fallback in info.fallbacks]

@@ -52,6 +52,8 @@ def open(
     min_age: float | str = "60s",
     io_timeout: float | str = "10s",
     scrub: int | str | None = None,
+    admission: str = "always",
+    write_budget: int | str | None = None,
     keep_token_ids: bool = False,
     _testing: "Injection | None" = None,
 ) -> "Opening[Store]":
@@ -71,6 +73,10 @@ def open(
       fails, goes down: misses instead of waits, until it answers again (`info().roots`).
     scrub: the owner verifies what lies on disk while the device is idle, at most so many bytes a
       second per root ("20MB/s"), each extent once a week; None: only what is loaded is verified.
+    admission: "always", or "second-hit": a block is stored when a writer is offered it once more.
+    write_budget: bytes of cells that each root may be written a day ("1TB/day"), for the endurance
+      of its device; None: no bound. Both are of this process; what they refuse is a miss later and
+      is counted (`Writer.admitted`, `stats().refused_blocks`), never an error.
     keep_token_ids: extents also hold the prompt's token ids (4 bytes each), so that `kvstore
       explain --store` can name the token that made a prompt miss. Off: no token id lies on disk.
       On: whoever can read the directory can read the prompts.
@@ -78,7 +84,7 @@ def open(
     """
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        io_timeout, scrub, keep_token_ids, _testing,
+        io_timeout, scrub, admission, write_budget, keep_token_ids, _testing,
     )  # fmt: skip
     return Opening(
         lambda: in_thread(lambda: Store(options), undo=Store.close_blocking), Store.close
@@ -98,13 +104,15 @@ def open_blocking(
     min_age: float | str = "60s",
     io_timeout: float | str = "10s",
     scrub: int | str | None = None,
+    admission: str = "always",
+    write_budget: int | str | None = None,
     keep_token_ids: bool = False,
     _testing: "Injection | None" = None,
 ) -> "Store":
     """Like `open`, blocking the thread without the GIL; the store is a context manager."""
     options = Options(
         paths, capacity, pool, role, retention, default_class, engine, io_depth, reserve, min_age,
-        io_timeout, scrub, keep_token_ids, _testing,
+        io_timeout, scrub, admission, write_budget, keep_token_ids, _testing,
     )  # fmt: skip
     return Store(options)
 
@@ -122,6 +130,7 @@ class Store:
         self.tracer = tracer_of_program()
         self.default_class = self.class_names.index(options.default_class)
         self.keeps_token_ids = options.keep_token_ids
+        self.admission = options.admission
         self._caches: dict[str, Cache] = {}
         self._closing = threading.Lock()
         self._clock_step_s = 0
@@ -170,7 +179,10 @@ class Store:
         """What the store runs on, and everything that is slower than it could be."""
         self.log_events()
         self._watch_clock()
-        return info_of(self.core, VERSION, self._cuda_why, self.keeps_token_ids)
+        return info_of(
+            self.core, VERSION, self._cuda_why,
+            keeps_token_ids=self.keeps_token_ids, admission=self.admission,
+        )  # fmt: skip
 
     def _watch_clock(self) -> None:
         """Logs a step of the wall clock once, and its end."""

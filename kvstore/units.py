@@ -40,10 +40,11 @@ def parse_size(value: int | str, what: str = "size") -> int:
     return result
 
 
-def parse_rate(value: int | str, what: str = "rate") -> int:
-    """Bytes per second: a size, "20MB/s". ValueError for negative or unreadable rates."""
-    if isinstance(value, str) and value.strip().endswith("/s"):
-        return parse_size(value.strip().removesuffix("/s"), what)
+def parse_rate(value: int | str, what: str = "rate", per: str = "s") -> int:
+    """Bytes per second, or per day: a size, "20MB/s" or "1TB/day". ValueError for negative or
+    unreadable rates."""
+    if isinstance(value, str):
+        value = value.strip().removesuffix(f"/{per}")
     return parse_size(value, what)
 
 

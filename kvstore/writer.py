@@ -21,12 +21,16 @@ from kvstore.tracing import Note, Spans
 
 
 class WriterStats(msgspec.Struct, frozen=True, kw_only=True):
-    """bytes_submitted: of cells, handed to the device; bytes_written: that it said are done."""
+    """bytes_submitted: of cells, handed to the device; bytes_written: that it said are done.
+    blocks_dropped: for want of room, or trouble of the device. blocks_refused: by admission or the
+    write budget. blocks_admitted: the length of `Writer.admitted`."""
 
     bytes_submitted: int
     bytes_written: int
     blocks_skipped: int
     blocks_dropped: int
+    blocks_refused: int
+    blocks_admitted: int
     extents: int
 
 
@@ -55,6 +59,12 @@ class Writer:
     def committed(self) -> bool:
         """It takes no more puts; a commit goes on by itself."""
         return self._core.committed
+
+    @property
+    def admitted(self) -> range:
+        """The blocks from `start` on that are resident or to be written. Known before the first
+        put, and again after `extend`; what is put of others is ignored, so need not be put."""
+        return range(self.start, self.start + self.stats().blocks_admitted)
 
     def put(
         self,
@@ -133,6 +143,7 @@ class Writer:
             blocks=blocks,
             blocks_skipped=stats.blocks_skipped,
             blocks_dropped=stats.blocks_dropped,
+            blocks_refused=stats.blocks_refused,
             written_bytes=stats.bytes_written,
         )
 

@@ -2,11 +2,13 @@
 
 import errno
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kvstore.testing import Fault, FaultDevice, FaultFiles, FileCall, Io, VirtualClock
+from kvstore.store import open_blocking
+from kvstore.testing import Fault, FaultDevice, FaultFiles, FileCall, Injection, Io, VirtualClock
 from tests.support.prompts import (
     GRID,
     assert_whole,
@@ -15,6 +17,7 @@ from tests.support.prompts import (
     load,
     physical_bytes,
     put,
+    put_all,
     put_layer,
     small_layout,
 )
@@ -136,6 +139,56 @@ def test_a_prompt_larger_than_the_budget_is_not_stored_and_harms_nothing(
         assert put(kv, large) == 0
         assert store.stats().dropped_blocks == GRID
         assert_whole(kv, small)
+
+
+def test_the_last_room_goes_to_the_block_that_comes_first(
+    tmp_path: Path, full_extent_bytes: int
+) -> None:
+    """The files of a prompt were made four at a time. While the first one's look at the disk took
+    long, those behind took the room, for nothing: without the first none of them is published."""
+    files = FaultFiles()
+    clock = VirtualClock()
+    with opened(tmp_path, 3 * full_extent_bytes + 4096, clock=clock, files=files) as store:
+        kv = store.cache(LAYOUT)
+        eventually(lambda: not store.info().roots[0].warming, "the scan ended")
+        clock.advance(2)  # what is known of the free space is old
+        files.stall(FileCall.SPACE, count=1)
+        with kv.writer(chain_named(kv, "long", 5 * GRID)) as writer:
+            put_all(kv, writer)
+            eventually(lambda: files.stalled == 1, "the first file waits for the disk")
+            files.release_stalled()
+            assert writer.commit_blocking("30s") == 3 * GRID
+        assert store.stats().dropped_blocks == 2 * GRID
+        assert_whole(kv, chain_named(kv, "long", 5 * GRID)[: 3 * GRID])
+
+
+def test_a_root_that_goes_down_ends_writers_whose_files_wait_for_one_another(
+    tmp_path: Path,
+) -> None:
+    """The first file is being made by a call that the device keeps; the others wait for it."""
+    files = FaultFiles()
+    clock = VirtualClock()
+    injected = Injection(clock=clock, files=files, manual_ticks=True)
+    with open_blocking(tmp_path, capacity="1GB", pool="16MB", _testing=injected) as store:
+        kv = store.cache(LAYOUT)
+        eventually(lambda: not store.info().roots[0].warming, "the scan ended")
+        files.stall(FileCall.ALLOCATE)
+        with kv.writer(chain_named(kv, "long", 5 * GRID)) as writer, ThreadPoolExecutor() as pool:
+            put_all(kv, writer)
+            eventually(lambda: files.stalled == 1, "the first file is being made")
+            commit = pool.submit(writer.commit_blocking, "60s")
+
+            def given_up() -> bool:
+                clock.advance(6)
+                store.tick()
+                return commit.done()
+
+            eventually(given_up, "the commit ended")
+            assert commit.result() == 0
+            assert store.info().roots[0].state != "up"
+        files.clear()
+        files.release_stalled()
+        eventually(lambda: files.stalled == 0, "the call came back")
 
 
 def test_unlinked_bytes_stay_charged_until_the_last_reader_is_done(

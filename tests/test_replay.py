@@ -145,6 +145,22 @@ def test_second_hit_stores_what_was_seen_before(tmp_path: Path) -> None:
     assert result.always_admitted.bytes_written == run(path).bytes_written
 
 
+def test_a_write_budget_is_a_day_of_the_scaled_clock(tmp_path: Path) -> None:
+    """A new block every hour and two a day: the first begins within the hour's share that a life
+    begins with, and each takes twelve hours."""
+    rows = [
+        {"timestamp": hour * 3_600_000, "input_length": 512, "hash_ids": [hour]}
+        for hour in range(48)
+    ]
+    path = write_lines(tmp_path / "t.jsonl", rows)
+    block = run(path).block_bytes
+    result = run(path, write_budget=2 * block)
+    assert result.blocks_refused == {"first_offer": 0, "write_budget": 43}
+    assert (result.blocks_stored, result.write_budget_bytes) == (5, 2 * block)
+    assert result.always_admitted is not None and result.always_admitted.blocks_stored == 48
+    assert run(path, write_budget=2 * block, speed=12.0).blocks_stored == 48
+
+
 # ---- what a trace alone says ---------------------------------------------------------------------
 
 
@@ -198,7 +214,7 @@ def test_effective_retention_is_how_long_what_left_had_not_been_used(tmp_path: P
 def test_age_buckets_are_those_of_the_core() -> None:
     assert list(_core.AGE_BUCKETS[:12]) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     assert list(_core.AGE_BUCKETS) == sorted(set(_core.AGE_BUCKETS))
-    raw = _core.Replay([(b"a", 1)], np.ones(1, dtype=np.uint64).tobytes(), 1).report()
+    raw = _core.Replay([(b"a", 1)], np.ones(1, dtype=np.uint64).tobytes(), 1, 0, 0, 1).report()
     assert {len(ages) for ages in raw["evicted_idle"]} == {len(_core.AGE_BUCKETS)}
     assert len(raw["evicted_idle"]) == _core.CLASSES_MAX
 

@@ -173,6 +173,11 @@ def test_a_bad_trace_ends_with_1_and_names_the_line(
         ["t", "--ttl", "agent=0s"],
         ["t", "--admission", "never"],
         ["t", "--class", "robot"],
+        ["t", "--write-budget", "0"],
+        ["t", "--write-budget", "1TB/week"],
+        ["t", "--root", "kv"],
+        ["t", "--pool", "1GB"],
+        ["t", "--io", "real"],
         ["t", "--price-hit", "1"],
         ["t", "--price-hit", "nan", "--price-miss", "1"],
     ],
@@ -184,6 +189,33 @@ def test_a_wrong_command_line_ends_with_2(
         main(["replay", *arguments])
     assert ended.value.code == 2
     assert capsys.readouterr().err
+
+
+def test_a_real_replay_of_no_capacity_says_what_to_do(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It wrote all of a trace to the temporary directory."""
+    with pytest.raises(SystemExit):
+        main(["replay", str(path), "--io", "real"])
+    assert "needs a --capacity, like 20GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [(["--stagger", "5"], "weka"), (["--set", "even"], "tokens")]
+)
+def test_what_a_format_has_no_use_for_is_no_silence(
+    option: list[str], words: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(path), *option]) == 1
+    assert f"is of {words} sessions, this is mooncake" in capsys.readouterr().err
+
+
+def test_admission_in_words(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(path), "--write-budget", "1GB/day"]) == 0
+    out = capsys.readouterr().out
+    assert "at most 1 GB written a day" in out
+    assert "refused  blocks by reason: write_budget" in out
+    assert "hit tokens) and saves" in out
 
 
 def test_one_time_to_live_for_all_classes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

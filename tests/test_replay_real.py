@@ -34,8 +34,8 @@ def test_a_real_store_answers_as_the_simulated_one(capacity: int, tmp_path: Path
     ) as real:
         for number, request in enumerate(requests):
             now_ns = clock_of(request, requests[0])
-            wanted = model.request(now_ns, request, len(request.blocks), "agent")
-            found = real.request(now_ns, request, len(request.blocks), "agent")
+            wanted = model.request(now_ns, request, "agent")
+            found = real.request(now_ns, request, "agent")
             assert found.hit_blocks == wanted.hit_blocks, f"request {number}"
             assert found.stored_blocks == wanted.stored_blocks, f"request {number}"
             assert found.dropped_blocks == wanted.dropped_blocks, f"request {number}"
@@ -43,20 +43,46 @@ def test_a_real_store_answers_as_the_simulated_one(capacity: int, tmp_path: Path
         assert real.stats().verified_bytes > 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"admission": "second-hit"},
+        {"write_budget": 4 * 24 * SMALL.block_bytes},
+        {"admission": "second-hit", "write_budget": 2 * 24 * SMALL.block_bytes},
+    ],
+)
+def test_what_is_worth_writing_is_decided_alike(words: dict[str, Any], tmp_path: Path) -> None:
+    requests = token_requests(tmp_path)
+    model = Simulated(LONG, block_charges(1), None, block_bytes=SMALL.block_bytes, **words)
+    refused = 0
+    with Real(tmp_path / "kv", SMALL, LONG, pool="32MB", **words) as real:
+        for number, request in enumerate(requests):
+            now_ns = clock_of(request, requests[0])
+            wanted = model.request(now_ns, request, "agent")
+            found = real.request(now_ns, request, "agent")
+            assert found.hit_blocks == wanted.hit_blocks, f"request {number}"
+            assert found.stored_blocks == wanted.stored_blocks, f"request {number}"
+            assert found.refused_blocks == wanted.refused_blocks, f"request {number}"
+            assert found.reason == wanted.reason, f"request {number}"
+            refused += found.refused_blocks
+        assert real.removed().refused_blocks == model.removed().refused_blocks
+        assert sum(real.removed().refused_blocks.values()) == refused > 0
+        assert real.stats().written_bytes > 0
+
+
 def test_a_prompt_larger_than_the_budget_keeps_its_head(tmp_path: Path) -> None:
     """All prompts begin with the same two blocks, the budget is four. Room for what comes behind
-    is not made by evicting what comes before. (Which of several new extents gets the last room is
-    up to the file workers, so there may be fewer than four.)"""
+    is not made by evicting what comes before, and the last room goes to what comes first."""
     requests = token_requests(tmp_path)
     (one,) = file_charges(SMALL)
     with Real(tmp_path / "kv", SMALL, LONG, capacity=4 * one + one // 2, pool="32MB") as real:
         answers = [
-            real.request(clock_of(request, requests[0]), request, len(request.blocks), "agent")
-            for request in requests
+            real.request(clock_of(request, requests[0]), request, "agent") for request in requests
         ]
     assert min(len(request.blocks) for request in requests[3:]) > 4
     assert answers[0].hit_blocks == 0
     assert {answer.hit_blocks for answer in answers[1:]} <= {2, 3, 4}
+    assert answers[0].stored_blocks == min(4, len(requests[0].blocks))
     assert sum(answer.dropped_blocks for answer in answers) > 20
 
 
@@ -70,7 +96,7 @@ def test_a_restart_in_the_middle_loses_no_hit(tmp_path: Path) -> None:
                 if restarts and number in (5, 9):
                     real.restart()
                 now_ns = clock_of(request, requests[0])
-                answer = real.request(now_ns, request, len(request.blocks), "agent")
+                answer = real.request(now_ns, request, "agent")
                 found.append(answer.hit_blocks)
             hits.append(found)
     assert hits[0] == hits[1]
@@ -80,7 +106,7 @@ def test_a_restart_in_the_middle_loses_no_hit(tmp_path: Path) -> None:
 def test_wrong_bytes_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = token_requests(tmp_path)
     with Real(tmp_path / "kv", SMALL, LONG, pool="32MB") as real:
-        real.request(FIRST_NS, requests[0], len(requests[0].blocks), "agent")
+        real.request(FIRST_NS, requests[0], "agent")
 
         def others(keys: bytes, layer: int, cell_bytes: int) -> Any:
             cells = cells_of(keys, layer, cell_bytes)
@@ -89,7 +115,7 @@ def test_wrong_bytes_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr("kvstore.replay.real.cells_of", others)
         with pytest.raises(WrongBytes, match="layer 2 of blocks"):
-            real.request(FIRST_NS, requests[0], len(requests[0].blocks), "agent")
+            real.request(FIRST_NS, requests[0], "agent")
 
 
 def test_cells_follow_from_key_and_layer_alone() -> None:

@@ -147,6 +147,7 @@ def test_commit_says_what_is_resident_now(traced: Traced) -> None:
         "kvstore.blocks": BLOCKS,
         "kvstore.blocks_skipped": 0,
         "kvstore.blocks_dropped": 0,
+        "kvstore.blocks_refused": 0,
         "kvstore.written_bytes": BLOCKS * LAYERS * PART_BYTES,
     }
     run(_commit(traced))

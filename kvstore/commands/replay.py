@@ -6,14 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstore import _core
 from kvstore.commands.common import DONE, argument, declare, positive, to_json
 from kvstore.commands.progress import progress
 from kvstore.errors import KvstoreError
 from kvstore.layout import EXTENT_BLOCKS_ALLOWED, Layout
-from kvstore.options import RETENTION
+from kvstore.options import RETENTION, write_budget_bytes
 from kvstore.replay.plot import draw, need_matplotlib
 from kvstore.replay.report import render
-from kvstore.replay.run import ADMISSIONS, Plan, replay
+from kvstore.replay.run import Plan, replay
 from kvstore.replay.traces import Options, Trace
 from kvstore.units import parse_duration, parse_size
 
@@ -25,6 +26,7 @@ kvstore replay trace.jsonl.gz --curve
 kvstore replay trace.jsonl.zst --capacity 2TB --layout config.json --price-hit 0.02 --price-miss 0.2
 kvstore replay sessions.jsonl --capacity-blocks 50000 --extent-blocks 16 --ttl agent=3d --speed 72
 kvstore replay trace.jsonl --admission second-hit --capacity-blocks 20000 --json
+kvstore replay trace.jsonl --write-budget 2TB/day --capacity 8TB
 kvstore replay trace.jsonl --io real --root /nvme0/try --requests 200 --capacity 20GB
 """
 
@@ -64,13 +66,19 @@ def add(commands: "Commands") -> None:
         0.0,
     )
     parser.add_argument("--set", metavar="NAME", help="of token sessions: only those of this set")
-    parser.add_argument("--admission", choices=ADMISSIONS, default="always", help="what is stored")
+    parser.add_argument(
+        "--admission", choices=tuple(_core.ADMISSIONS), default="always",
+        help="second-hit: stored when it is asked for once more",
+    )  # fmt: skip
+    _option(
+        parser, "--write-budget", argument(_write_budget), "SIZE/day", "bytes written a day at most"
+    )
     parser.add_argument(
         "--io", choices=("none", "real"), default="none",
         help="none: the store's index and LRU without devices; real: write and load extents",
     )  # fmt: skip
     _option(parser, "--root", Path, "DIR", "where --io real writes, empty; default: temporary")
-    _option(parser, "--pool", argument(parse_size), "SIZE", "memory of --io real", 256 * 10**6)
+    _option(parser, "--pool", argument(parse_size), "SIZE", "memory of --io real; default: 256MB")
     _option(parser, "--layout", Path, "FILE", "the model's config.json: bytes of a block")
     _option(parser, "--requests", positive, "N", "the first N only")
     parser.add_argument("--curve", action="store_true", help="the hit rate at every capacity")
@@ -101,6 +109,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         options.parser.error(f"--class {options.retain} is none of {', '.join(classes)}")
     if (options.price_hit is None) != (options.price_miss is None):
         options.parser.error("--price-hit and --price-miss go together")
+    _check_real(options)
     prices = None if options.price_hit is None else (options.price_hit, options.price_miss)
     return Plan(
         ttl_s=classes,
@@ -110,14 +119,35 @@ def _plan(options: argparse.Namespace) -> Plan:
         speed=options.speed,
         retain=options.retain,
         admission=options.admission,
+        write_budget=options.write_budget,
         real=options.io == "real",
         real_root=options.root,
-        pool=options.pool,
+        pool="256MB" if options.pool is None else options.pool,
         requests=options.requests,
         curve=options.curve or options.plot is not None,
         prices=prices,
         layout=None if options.layout is None else _layout_from(options.layout),
     )
+
+
+def _check_real(options: argparse.Namespace) -> None:
+    """Nothing given is ignored, and no temporary directory takes a whole trace unasked."""
+    if options.io == "none":
+        for word in ("root", "pool"):
+            if getattr(options, word) is not None:
+                options.parser.error(f"--{word} is for --io real")
+    elif options.root is None and options.capacity is None and options.capacity_blocks is None:
+        options.parser.error(
+            "--io real in a temporary directory needs a --capacity, like 20GB: without one all"
+            " of the trace is written there; or name a --root"
+        )
+
+
+def _write_budget(text: str) -> int:
+    budget = write_budget_bytes(text)
+    if budget == 0:
+        raise ValueError("a write budget is above 0 bytes a day")
+    return budget
 
 
 def _layout_from(config: Path) -> Callable[[int, int | None], Layout]:

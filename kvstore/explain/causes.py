@@ -46,6 +46,7 @@ class Cause(str, Enum):
     EVICTED = "evicted"
     DELETED = "deleted"
     QUARANTINED = "quarantined"
+    REFUSED = "refused"
     NEVER = "never-stored"
 
 
@@ -76,6 +77,7 @@ ADVICE = {
     Cause.EVICTED: "Give the store more capacity; kvstore replay tells how much would be enough.",
     Cause.DELETED: "Somebody deleted it: see who calls delete.",
     Cause.QUARANTINED: "Look at the device (dmesg, SMART), then at kvstore quarantine and fsck.",
+    Cause.REFUSED: "Nothing to do if it is asked for once. Else see admission and write_budget.",
     Cause.NEVER: "Nothing to do for a new prompt. Else see that its writer commits.",
     Cause.OTHER: "Put what varies (retrieved text, user input) behind what stays.",
 }

@@ -209,6 +209,7 @@ def _verdict(asked: _Asked, found: Roots, space: Space, chain: Chain, hit: int) 
         or _under_another_key(asked, space, hit)
         or _under_another_layout(asked, found, space, hit)
         or of_siblings(found, space, chain, hit, asked.prompt, asked.tokenizer, asked.price)
+        or _refused(asked, found, space, chain, hit)
         or Told(Verdict(Cause.NEVER, _never(hit)))
     )
 
@@ -217,6 +218,16 @@ def _never(hit: int) -> str:
     if hit:
         return f"what is stored ends with block {hit - 1}: the rest of the prompt was not put"
     return "no stored block is the beginning of this prompt"
+
+
+def _refused(asked: _Asked, found: Roots, space: Space, chain: Chain, hit: int) -> Told | None:
+    """It was offered. Asked last: a prompt that begins anew each time is refused each time, too."""
+    removal = found.removal(space, chain[hit])
+    if removal is None or removal.reason != "refused":
+        return None
+    words = f"block {hit} was never stored: admission or the write budget refused it"
+    when = ago(removal.time_s, asked.now_s)
+    return Told(Verdict(Cause.REFUSED, f"{words} {when}"), when_s=removal.time_s)
 
 
 def _gone(asked: _Asked, found: Roots, space: Space, chain: Chain, hit: int) -> Told | None:
@@ -255,7 +266,8 @@ def _gone_cause(
 
 def _was_there(found: Roots, space: Space, key: bytes) -> bool:
     there = key.hex() in space.places or found.moved(key) is not None
-    return there or found.removal(space, key) is not None
+    removal = found.removal(space, key)
+    return there or (removal is not None and removal.reason in _REASONS)
 
 
 def _under_another_key(asked: _Asked, space: Space, hit: int) -> Told | None:

@@ -65,9 +65,12 @@ class Real:
         *,
         capacity: int | None = None,
         pool: int | str = "256MB",
+        admission: str = "always",
+        write_budget: int | None = None,
     ) -> None:
         self._root, self._layout, self._ttl = root, layout, dict(ttl)
         self._capacity, self._pool = capacity, pool
+        self._admission, self._write_budget = admission, write_budget
         self._clock = VirtualClock()
         self._started_ns = self._clock.now_ns - FIRST_NS
         self._verified = 0
@@ -80,6 +83,8 @@ class Real:
             pool=self._pool,
             retention=self._ttl,
             default_class=next(iter(self._ttl)),
+            admission=self._admission,
+            write_budget=self._write_budget,
             _testing=Injection(clock=self._clock, manual_ticks=True),
         )
 
@@ -88,7 +93,7 @@ class Real:
         self._store.close_blocking()
         self._store = self._opened()
 
-    def request(self, now_ns: int, request: Request, admitted: int, retain: str) -> Answer:
+    def request(self, now_ns: int, request: Request, retain: str) -> Answer:
         """As `Simulated.request`. WrongBytes when a cell is not what was put."""
         ahead_ns = now_ns - (self._clock.now_ns - self._started_ns)
         if ahead_ns > 0:
@@ -100,10 +105,11 @@ class Real:
         blocks, from_ram, reason = 0, 0, hit.reason
         if hit:
             blocks, from_ram, reason = self._load(kv, hit, retain)
-        stored = 0
-        if admitted > blocks:
-            stored = self._write(kv, chain[:admitted], blocks, retain)
-        return Answer(blocks, from_ram, stored, max(0, admitted - blocks) - stored, reason)
+        stored = refused = 0
+        if len(chain) > blocks:
+            stored, refused = self._write(kv, chain, blocks, retain)
+        dropped = len(chain) - blocks - stored - refused
+        return Answer(blocks, from_ram, stored, dropped, refused, reason)
 
     def _load(self, kv: Cache, hit: Hit, retain: str) -> tuple[int, int, str | None]:
         """(good blocks, of them from memory, why not more); every cell of them was right."""
@@ -129,21 +135,23 @@ class Real:
                 )
             self._verified += span.cells.nbytes
 
-    def _write(self, kv: Cache, chain: Chain, start: int, retain: str) -> int:
-        keys = chain.keys[start * KEY_BYTES :]
+    def _write(self, kv: Cache, chain: Chain, start: int, retain: str) -> tuple[int, int]:
+        """(blocks stored, blocks refused)"""
         with kv.writer(chain, start=start, retain=retain) as writer:
+            wanted = writer.admitted
+            keys = chain.keys[wanted.start * KEY_BYTES : wanted.stop * KEY_BYTES]
             for layer in range(self._layout.layers):
                 sizes = [size for _, size in self._layout.parts_by_layer[layer]]
-                if sizes:
+                if sizes and wanted:
                     cells = cells_of(keys, layer, sum(sizes))
                     ends = np.cumsum(sizes).tolist()
                     parts = [
                         cells[:, end - size : end] for end, size in zip(ends, sizes, strict=True)
                     ]
-                    writer.put(layer, (start, len(chain)), parts).wait()
+                    writer.put(layer, wanted, parts).wait()
             resident = writer.commit_blocking()
-            skipped = writer.stats().blocks_skipped
-        return max(0, resident - skipped)
+            stats = writer.stats()
+        return max(0, resident - stats.blocks_skipped), stats.blocks_refused
 
     def removed(self) -> Removed:
         stats = self._store.stats()
@@ -152,6 +160,7 @@ class Real:
             expired_extents=stats.expired_extents,
             evicted_blocks=None,
             expired_blocks=None,
+            refused_blocks=stats.refused_blocks,
             evicted_before_ttl={
                 name: of.evicted_before_ttl for name, of in stats.retention.items()
             },

@@ -39,7 +39,7 @@ def _head(result: Result) -> list[str]:
         f" {result.unique_blocks:,} different blocks of {result.block_tokens} tokens"
         f" ({format_size(result.unique_blocks * result.block_bytes)})",
         f"cache    {room}, extents of {result.extent_blocks} blocks, admission"
-        f" {result.admission}, clock x{result.speed:g}, io {result.io},"
+        f" {result.admission}{_budget(result)}, clock x{result.speed:g}, io {result.io},"
         f" {format_size(result.block_bytes)} a block: {result.layout}",
     ]
     if result.out_of_order:
@@ -48,6 +48,11 @@ def _head(result: Result) -> list[str]:
             " were taken as of the same time"
         )
     return lines
+
+
+def _budget(result: Result) -> str:
+    budget = result.write_budget_bytes
+    return "" if budget is None else f", at most {format_size(budget)} written a day"
 
 
 def _hits(result: Result) -> list[str]:
@@ -82,6 +87,11 @@ def _moved(result: Result) -> list[str]:
             else ""
         )
     ]
+    if any(result.blocks_refused.values()):
+        refused = ", ".join(
+            f"{name} {count:,}" for name, count in result.blocks_refused.items() if count
+        )
+        lines.append(f"refused  blocks by reason: {refused}")
     if result.real:
         lines.append(
             f"checked  {format_size(result.real.verified_bytes)} of cells, every byte as it was put"
@@ -136,10 +146,12 @@ def _beside(result: Result) -> list[str]:
         )
     if result.always_admitted:
         always = result.always_admitted
+        lost = always.hit_tokens - result.hit_tokens
         lines.append(
-            f"admits   always would hit {always.hit_rate_tokens:.4f} and write"
-            f" {format_size(always.bytes_written)}: {result.admission} costs"
-            f" {100 * (always.hit_rate_tokens - result.hit_rate_tokens):.2f} points and saves"
+            f"admits   all would hit {always.hit_rate_tokens:.4f} and write"
+            f" {format_size(always.bytes_written)}: {result.admission}{_budget(result)} costs"
+            f" {100 * (always.hit_rate_tokens - result.hit_rate_tokens):.2f} points"
+            f" ({lost:,} hit tokens) and saves"
             f" {_percent(always.bytes_written - result.bytes_written, always.bytes_written)} of the"
             " writes"
         )

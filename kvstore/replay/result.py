@@ -26,6 +26,7 @@ class ClassResult(msgspec.Struct, frozen=True, kw_only=True):
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
     """The same requests under another rule, for comparison."""
 
+    hit_tokens: int
     hit_rate_tokens: float
     blocks_stored: int
     bytes_written: int
@@ -55,6 +56,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     io: str
     admission: str
+    write_budget_bytes: int | None
     speed: float
     requests: int
     out_of_order: int
@@ -78,6 +80,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     missed_blocks_by_reason: dict[str, int]
     blocks_stored: int
     blocks_without_room: int
+    blocks_refused: dict[str, int]
     evicted_extents: int
     expired_extents: int
     evicted_blocks: int | None

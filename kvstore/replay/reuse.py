@@ -42,9 +42,8 @@ class Reuse:
         self._newer = _Counts() if curve else None
         self._at_distance = np.zeros(1024, dtype=np.int64)  # hit tokens by distance - 1
 
-    def add(self, request: Request) -> int:
-        """Returns the leading blocks that were used before. ValueError when the numbers are not
-        those of a chain."""
+    def add(self, request: Request) -> None:
+        """The next in time. ValueError when its numbers are not those of a chain."""
         blocks, number = request.blocks, self.requests
         self._grow(int(blocks.max(initial=0)) + 1)
         last = self._last[blocks]
@@ -66,7 +65,6 @@ class Reuse:
         self.block_refs += len(blocks)
         self.unique_blocks += len(blocks) - known
         self.ideal_tokens += request.tokens_of(known)
-        return known
 
     def _count_known(self, request: Request, last: npt.NDArray[np.int64]) -> None:
         """Run by run of blocks with the same last use."""

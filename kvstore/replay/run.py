@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +32,6 @@ from kvstore.replay.simulated import (
 )  # fmt: skip
 from kvstore.replay.traces import Trace
 
-ADMISSIONS = ("always", "second-hit")
 CURVE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 GAP_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 LONGEST_NS = 2**61  # of the store's clock: 73 years
@@ -44,7 +43,8 @@ class Plan:
     """What to replay against. ttl_s: by class, on the scaled clock. capacity: one of both, or
     neither for no limit. retain: class of every request; None: by the kind of the trace. layout:
     of so many tokens a block and blocks an extent (None: as it chooses). real: on disk, in
-    real_root or for the time of the replay. requests: at most. prices: hit and miss, per million
+    real_root or for the time of the replay. admission, write_budget (bytes of cells a day): as of
+    `open`. requests: at most. prices: hit and miss, per million
     tokens."""
 
     ttl_s: Mapping[str, int]
@@ -54,6 +54,7 @@ class Plan:
     speed: float = 1.0
     retain: str | None = None
     admission: str = "always"
+    write_budget: int | None = None
     real: bool = False
     real_root: Path | None = None
     pool: int | str = "256MB"
@@ -96,7 +97,6 @@ class Counted:
     """One cache and what it answered."""
 
     cache: Cache
-    second_hit: bool = False
     all: Tally = field(default_factory=Tally)
     classes: dict[str, Tally] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -105,9 +105,9 @@ class Counted:
     stored: int = 0
     dropped: int = 0
 
-    def request(self, now_ns: int, request: Request, seen: int, retain: str) -> Answer:
+    def request(self, now_ns: int, request: Request, retain: str) -> Answer:
         blocks = len(request.blocks)
-        answer = self.cache.request(now_ns, request, seen if self.second_hit else blocks, retain)
+        answer = self.cache.request(now_ns, request, retain)
         self.all.add(request, answer.hit_blocks)
         self.classes.setdefault(retain, Tally()).add(request, answer.hit_blocks)
         self.reasons[answer.reason or ""] += blocks - answer.hit_blocks
@@ -168,11 +168,11 @@ class Replay:
         retain = self.plan.retain or request.kind
         retain = retain if retain in self.plan.ttl_s else next(iter(self.plan.ttl_s))
         try:
-            seen = self.reuse.add(request)
+            self.reuse.add(request)
         except ValueError as error:
             raise TraceError(f"{self.trace.path}: {error}: its ids are no prefix hashes") from None
         for counted in caches.values():
-            counted.request(now_ns, request, seen, retain)
+            counted.request(now_ns, request, retain)
         self.output_tokens += request.output_tokens
 
     # ---- caches ------------------------------------------------------------------------------
@@ -181,24 +181,31 @@ class Replay:
     def _caches(self) -> Iterator[dict[str, Counted]]:
         """The one asked for, and those it is compared with."""
         plan, size = self.plan, self.layout.blocks_per_extent
-        second_hit = plan.admission == "second-hit"
+        picky = plan.admission != "always" or plan.write_budget is not None
         limited = plan.capacity_blocks is not None or plan.capacity_bytes is not None
         with ExitStack() as stack:
-            main: Cache = self._real(stack) if plan.real else self._simulated(self.layout)
-            caches = {"main": Counted(main, second_hit)}
-            if second_hit:
-                caches["always"] = Counted(self._simulated(self.layout))
+            main: Cache = self._real(stack) if plan.real else self._simulated(self.layout, plan)
+            caches = {"main": Counted(main)}
+            if picky:
+                every = replace(plan, admission="always", write_budget=None)
+                caches["always"] = Counted(self._simulated(self.layout, every))
             if size > 1 and limited and not plan.real:
                 single = msgspec.structs.replace(self.layout, extent_blocks=1)
-                caches["one block"] = Counted(self._simulated(single), second_hit)
+                caches["one block"] = Counted(self._simulated(single, plan))
             yield caches
 
-    def _simulated(self, layout: Layout) -> Simulated:
-        plan = self.plan
+    def _simulated(self, layout: Layout, plan: Plan) -> Simulated:
+        charges, capacity = block_charges(layout.blocks_per_extent), plan.capacity_blocks
         if plan.capacity_bytes is not None:
-            return Simulated(plan.ttl_s, file_charges(layout), plan.capacity_bytes)
-        charges = block_charges(layout.blocks_per_extent)
-        return Simulated(plan.ttl_s, charges, plan.capacity_blocks)
+            charges, capacity = file_charges(layout), plan.capacity_bytes
+        return Simulated(
+            plan.ttl_s,
+            charges,
+            capacity,
+            admission=plan.admission,
+            write_budget=plan.write_budget,
+            block_bytes=layout.block_bytes,
+        )
 
     def _real(self, stack: ExitStack) -> Real:
         plan = self.plan
@@ -213,7 +220,10 @@ class Replay:
             whole, rest = divmod(plan.capacity_blocks, self.layout.blocks_per_extent)
             charges = file_charges(self.layout)
             capacity = whole * charges[-1] + (charges[rest - 1] if rest else 0)
-        real = Real(root, self.layout, plan.ttl_s, capacity=capacity, pool=plan.pool)
+        real = Real(
+            root, self.layout, plan.ttl_s, capacity=capacity, pool=plan.pool,
+            admission=plan.admission, write_budget=plan.write_budget,
+        )  # fmt: skip
         return stack.enter_context(real)
 
 
@@ -231,6 +241,7 @@ def result_of(run: Replay, caches: Mapping[str, Counted], wall_s: float) -> Resu
         format=run.trace.format,
         io="real" if plan.real else "none",
         admission=plan.admission,
+        write_budget_bytes=plan.write_budget,
         speed=plan.speed,
         requests=reuse.requests,
         out_of_order=run.trace.out_of_order,
@@ -254,6 +265,7 @@ def result_of(run: Replay, caches: Mapping[str, Counted], wall_s: float) -> Resu
         missed_blocks_by_reason={name: count for name, count in main.reasons.items() if count},
         blocks_stored=main.stored,
         blocks_without_room=main.dropped,
+        blocks_refused=removed.refused_blocks,
         evicted_extents=removed.evicted_extents,
         expired_extents=removed.expired_extents,
         evicted_blocks=removed.evicted_blocks,
@@ -295,6 +307,7 @@ def _beside(counted: Counted | None, layout: Layout) -> Beside | None:
     if counted is None:
         return None
     return Beside(
+        hit_tokens=counted.all.hit_tokens,
         hit_rate_tokens=counted.all.rate,
         blocks_stored=counted.stored,
         bytes_written=counted.stored * layout.block_bytes,

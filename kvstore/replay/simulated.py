@@ -14,6 +14,7 @@ import msgspec
 from kvstore import _core
 from kvstore.layout import Layout
 from kvstore.replay.request import Request
+from kvstore.report import refused_by_name
 
 UNLIMITED = 2**62
 FIRST_NS = 10**9  # the clock of a replay starts here
@@ -21,23 +22,26 @@ FIRST_NS = 10**9  # the clock of a replay starts here
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Leading blocks that were there, of them those from memory; what was stored; no room for."""
+    """Leading blocks that were there, of them those from memory; and of the others what was stored,
+    found no room, and was refused by admission or the write budget."""
 
     hit_blocks: int
     ram_blocks: int
     stored_blocks: int
     dropped_blocks: int
+    refused_blocks: int
     reason: str | None
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """What left, by reason. before_ttl: extents of the class that were evicted before their time.
-    Blocks are None where only extents are counted."""
+    Blocks are None where only extents are counted. refused_blocks: never came, by why."""
 
     evicted_extents: int
     expired_extents: int
     evicted_blocks: int | None
     expired_blocks: int | None
+    refused_blocks: dict[str, int]
     evicted_before_ttl: dict[str, int]
     evicted_idle_s: dict[str, dict[str, float]]
 
@@ -45,30 +49,41 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 class Cache(Protocol):
     """What answers requests: simulated or real."""
 
-    def request(self, now_ns: int, request: Request, admitted: int, retain: str) -> Answer: ...
+    def request(self, now_ns: int, request: Request, retain: str) -> Answer: ...
 
     def removed(self) -> Removed: ...
 
 
 class Simulated:
-    """A store of one root. charges: what an extent of 1, 2, ... blocks takes of the capacity."""
+    """A store of one root. charges: what an extent of 1, 2, ... blocks takes of the capacity.
+    admission and write_budget as of `open`; block_bytes: what of the budget a block takes."""
 
     def __init__(
-        self, ttl_s: Mapping[str, int], charges: Sequence[int], capacity: int | None
+        self,
+        ttl_s: Mapping[str, int],
+        charges: Sequence[int],
+        capacity: int | None,
+        *,
+        admission: str = "always",
+        write_budget: int | None = None,
+        block_bytes: int = 0,
     ) -> None:
         self._classes = list(ttl_s)
         self._core = _core.Replay(
             [(name.encode(), seconds) for name, seconds in ttl_s.items()],
             struct.pack(f"={len(charges)}Q", *charges),
             UNLIMITED if capacity is None else capacity,
+            _core.ADMISSIONS[admission],
+            write_budget or 0,
+            block_bytes,
         )
 
-    def request(self, now_ns: int, request: Request, admitted: int, retain: str) -> Answer:
-        """Loads what is there of the first blocks, then puts what is missing of `admitted`."""
-        hit, reason, stored, dropped = self._core.request(
-            now_ns, request.block_keys(), admitted, self._classes.index(retain)
+    def request(self, now_ns: int, request: Request, retain: str) -> Answer:
+        """Loads what is there of the first blocks, then puts what is missing."""
+        hit, reason, stored, dropped, refused = self._core.request(
+            now_ns, request.block_keys(), self._classes.index(retain)
         )
-        return Answer(hit, 0, stored, dropped, reason)
+        return Answer(hit, 0, stored, dropped, refused, reason)
 
     def removed(self) -> Removed:
         raw = self._core.report()
@@ -78,6 +93,7 @@ class Simulated:
             expired_extents=raw["stats"]["expired_extents"],
             evicted_blocks=raw["evicted_blocks"],
             expired_blocks=raw["expired_blocks"],
+            refused_blocks=refused_by_name(raw["stats"]["refused_blocks"]),
             evicted_before_ttl={name: early[i] for i, name in enumerate(self._classes)},
             evicted_idle_s={
                 name: quantiles

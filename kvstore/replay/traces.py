@@ -71,12 +71,25 @@ class Trace:
         if first is None:
             raise TraceError(f"{self.path} is empty; {_KNOWN}")
         self.format = format_of(first)
+        self._check_options()
         every = chain([first], lines)
         if self.format == "weka":
             return self._in_order(_weka(every, self.options))
         if self.format == "tokens":
             return self._in_order(_tokens(every, self.options))
         return self._streamed(_rows(every, self.format, self.options))
+
+    def _check_options(self) -> None:
+        """TraceError for what this format has no use for: it would be ignored."""
+        for word, given, format in (
+            ("--stagger", self.options.stagger_s > 0, "weka"),
+            ("--set", self.options.only_set is not None, "tokens"),
+        ):
+            if given and self.format != format:
+                raise TraceError(
+                    f"{self.path}: {word} is of {format} sessions, this is {self.format}; leave it"
+                    " out"
+                )
 
     def _streamed(self, rows: Iterator[Request]) -> Iterator[Request]:
         latest = -np.inf
