@@ -69,6 +69,15 @@ class TierOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lookup_timeout: float | str = "1s"
     locality: Literal["LOCAL", "REMOTE"] | None = None
 
+    def __post_init__(self) -> None:
+        """What the store does not check itself, before anything is opened."""
+        if not self.paths:
+            raise ValueError("paths must name at least one directory")
+        if self.retain is not None and self.retain not in self.retention:
+            raise ValueError(f"retain {self.retain!r} is not one of {list(self.retention)}")
+        for name in ("deadline", "lookup_timeout"):
+            parse_duration(getattr(self, name), name)
+
 
 class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # types are checked without vLLM
     """Keeps chunks of the CPU tier on SSD. Raises OpenError, ValueError for wrong settings."""
@@ -117,8 +126,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # types are chec
         self._chunks.touch(keys)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        job = job_metadata
-        self._chunks.store(job.job_id, list(job.keys), job.chunk_ids.tolist())
+        job, position_of = job_metadata, job_metadata.req_context.get_offload_key_position
+        chunks = list(zip(job.keys, job.chunk_ids.tolist(), strict=True))
+        # They come in any order; should there be no room for all, the first ones are of use.
+        chunks.sort(key=lambda chunk: position_of(chunk[0]) or 0)
+        self._chunks.store(job.job_id, [key for key, _ in chunks], [row for _, row in chunks])
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         job = job_metadata
