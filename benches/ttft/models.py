@@ -120,7 +120,7 @@ MODELS = {
                 heads=1,
                 kv_heads=1,
             ),
-            tokens=(512, 1024),
+            tokens=(256, 512, 1024),
             shows_gate=True,
         ),
     )
