@@ -27,7 +27,8 @@ PROGRAMS := tools/c_programs.mk
 SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz torture soak crash bench bench-vllm dist format clean
+.PHONY: help setup demo test test-all fuzz torture soak crash bench bench-small bench-vllm dist
+.PHONY: format clean
 .PHONY: lint c-tests py-tests test-uring test-sanitizers test-threads test-user test-slow
 
 help:  ## List the targets
@@ -58,16 +59,20 @@ test-all: setup  ## The rest: liburing builds, sanitizers, a user, fuzzers, slow
 	@$(STEP) fuzz $(SUBMAKE) fuzz
 	@$(STEP) test-slow $(SUBMAKE) test-slow
 	@$(STEP) torture $(SUBMAKE) torture N=10
+	@$(STEP) bench-small $(SUBMAKE) bench-small
 	@$(STEP) dist $(SUBMAKE) dist
 	@$(STEP) --end test-all
 
 fuzz:  ## Fuzz what reads headers and small files, guided by coverage (SECONDS=60)
 	@tools/fuzz.sh $(SECONDS)
 
-bench: setup  ## Run every benches/bench_*.py; figures are shares of this disk's own ceiling
-	@set -e; found=; for file in benches/bench_*.py; do \
-	    if [ -f "$$file" ]; then found=1; echo "== $$file"; $(PY) "$$file"; fi; \
-	done; [ -n "$$found" ] || echo "no benches/bench_*.py yet"
+bench: setup  ## Run the benches (an hour); figures are shares of this disk's own ceiling
+	@set -e; for job in benches/jobs/*.fio; do echo "== $$job"; $(PY) benches/kvfio.py $$job; done
+	@set -e; for bench in ceiling null.py pipeline.py; do \
+	    echo "== benches/$$bench"; $(PY) benches/$$bench; done
+
+bench-small: setup  ## Run each bench for seconds: does it work, has its JSON its shape
+	@$(PY) -m pytest -m bench tests/test_bench_small.py --timeout=600
 
 bench-vllm: setup  ## Time to first token of a vLLM server with and without a cache (ARGS=--small)
 	@tools/make_vllm_venv.sh $(PY) $(VLLM)

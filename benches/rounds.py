@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from jobfile import Job
-from kvstore import Chain
+from kvstore import Chain, Lease
 from subject import Load, Subject
 
 MIXED_LOADS = 8  # alone, and as many beside the writer
+LEASE = "1d"
 WRITER_BLOCKS = 16  # that the writer puts at once
 
 
@@ -56,22 +57,23 @@ class Rounds:
         self.block_tokens = subject.layout.block_tokens
         self.common_blocks = job.common_tokens // self.block_tokens
         self.numbers = count()
+        self.leases: list[Lease] = []  # what is loaded again and again is not to be evicted
         self.writer_gbps = 0.0
 
     def new_chain(self, blocks: int) -> Chain:
         return self.subject.chain(next(self.numbers), blocks, self.common_blocks)
 
     async def prepare(self) -> None:
-        """Puts what is loaded; where the job wants it, fills the store."""
+        """Puts what is loaded, and leases it; where the job wants it, fills the store."""
         for _ in range(self.job.numjobs if self.job.rw != "write" else 0):
             chain = self.new_chain(self.blocks)
             await self.subject.put(chain)
             self.subject.chains.append(chain)
+            hit = self.subject.kv.match(chain)
+            self.leases.append(self.subject.kv.lease(hit, timeout=LEASE))
         while self.job.full and not self.subject.store.stats().evicted_extents:
             chain = self.new_chain(self.blocks)
             await self.subject.put(chain)
-            for kept in self.subject.chains:
-                self.subject.kv.lease(self.subject.kv.match(kept)).release()
 
     async def check(self) -> None:
         """Every byte of every prefix."""

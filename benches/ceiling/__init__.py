@@ -98,12 +98,13 @@ class Ceiling:
         self.depths = depths
         self.samples = Samples()
         self.fio_depth = max(depths)
+        if not with_fio:
+            self.samples.fio_note = "fio was not asked for"
+            return
         try:
             fio.version()
         except fio.Refused as error:
             self.refuse_fio(str(error))
-        if not with_fio and not self.samples.fio_note:
-            self.refuse_fio("fio was not asked for")
 
     def warm_up(self) -> None:
         """Every depth once; what it measures only chooses fio's depth."""
@@ -187,8 +188,12 @@ class ReadCeiling(Ceiling):
             offset=min(step.offset for step in self.steps),
         )
 
+    def operations(self) -> int:
+        """Raw reads so far."""
+        return sum(sum(raw.latency_counts()) for raw in self.raw.values())
+
     def latency_counts(self) -> list[int]:
-        """Of single reads by the tool and at the depths of all samples so far."""
+        """Of single reads that keep what they read, at all depths, in all samples so far."""
         return self.raw["fresh"].latency_counts()
 
 

@@ -69,6 +69,8 @@ def open_fake_blocking(
             min_age="60s",
             io_timeout="10s",
             scrub=None,
+            admission="always",
+            write_budget=None,
             keep_token_ids=False,
             testing=None,
             disk=disk,
