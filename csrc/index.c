@@ -5,22 +5,29 @@
  * one is not there yet, to the one half as far (its buddy). So the index grows by one bucket that
  * takes its share of its buddy's entries, and shrinks by one that gives them back.
  *
- * A bucket is a chain of nodes of two cache lines, all full but the last, with the entries in the
- * order in which they came. All nodes lie in one array without gaps: when one is given up, the last
- * takes its place. Splitting and joining keep the order of each tag's entries, which are always in
- * one bucket.
+ * A bucket is a chain of nodes, all full but the last, with the entries in the order in which they
+ * came. A node is two cache lines, and a search reads the second one only where it has found
+ * something. All nodes lie in one array without gaps: when one is given up, the last takes its
+ * place. Splitting and joining keep the order of each tag's entries, which are always in one bucket.
  */
 #include "index.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "levels.h"
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 enum {
     ENTRIES_MAX = 40, /* a bucket, on average: above it the index grows */
     ENTRIES_MIN = 25, /* below it shrinks */
-    NODE_ENTRIES = 15
+    NODE_ENTRIES = 15,
+    POSITION_BITS = 8
 };
 
 struct entry {
@@ -29,9 +36,10 @@ struct entry {
 };
 
 struct node {
-    uint32_t bucket;
     uint32_t next; /* node of the bucket; not set in its last one */
-    struct entry entries[NODE_ENTRIES];
+    uint32_t marks[NODE_ENTRIES];
+    uint32_t bucket;
+    uint32_t extents[NODE_ENTRIES];
 };
 _Static_assert(sizeof(struct node) == 2 * KVS_CACHE_LINE, "no line is shared");
 
@@ -51,7 +59,7 @@ struct kvs_index {
 /* The bits that choose the bucket are the low ones: these are others. */
 static uint32_t mark_of(uint64_t tag, uint8_t position)
 {
-    return (uint32_t)(tag >> 40) << 8 | position;
+    return (uint32_t)(tag >> 40) << POSITION_BITS | position;
 }
 
 static struct bucket *bucket_at(const struct kvs_index *index, uint32_t number)
@@ -94,14 +102,47 @@ static uint32_t *link_to(const struct kvs_index *index, struct bucket *bucket, u
     return link;
 }
 
-/* Entry `at`, for loops over all of them: *node is that of the one before. */
-static struct entry *entry_next(const struct kvs_index *index, const struct bucket *bucket,
-                                struct node **node, uint32_t at)
+/* The node of entry `at`, for loops over all of them: `node` is that of the one before. */
+static struct node *node_of(const struct kvs_index *index, const struct bucket *bucket,
+                            struct node *node, uint32_t at)
 {
-    if (at % NODE_ENTRIES == 0) {
-        *node = node_at(index, at == 0 ? bucket->first : (*node)->next);
+    if (at % NODE_ENTRIES > 0) {
+        return node;
     }
-    return &(*node)->entries[at % NODE_ENTRIES];
+    return node_at(index, at == 0 ? bucket->first : node->next);
+}
+
+static struct entry entry_of(const struct node *node, uint32_t at)
+{
+    return (struct entry){node->extents[at % NODE_ENTRIES], node->marks[at % NODE_ENTRIES]};
+}
+
+static void entry_set(struct node *node, uint32_t at, struct entry entry)
+{
+    node->extents[at % NODE_ENTRIES] = entry.extent;
+    node->marks[at % NODE_ENTRIES] = entry.mark;
+}
+
+/* Bit i: the tag of entry i may be the one that `mark` (at position 0) is of. Also of entries that
+ * are not there. */
+static uint32_t candidates(const struct node *node, uint32_t mark)
+{
+    uint32_t found = 0;
+#ifdef __SSE2__
+    const __m128i wanted = _mm_set1_epi32((int)(mark >> POSITION_BITS));
+    _Static_assert(offsetof(struct node, marks) == 4, "four vectors, the first begins with `next`");
+    for (uint32_t i = 0; i < 4; i++) {
+        __m128i marks = _mm_load_si128((const __m128i *)(const void *)node + i);
+        __m128i same = _mm_cmpeq_epi32(_mm_srli_epi32(marks, POSITION_BITS), wanted);
+        found |= (uint32_t)_mm_movemask_ps(_mm_castsi128_ps(same)) << 4 * i;
+    }
+    return found >> 1;
+#else
+    for (uint32_t i = 0; i < NODE_ENTRIES; i++) {
+        found |= (uint32_t)((node->marks[i] ^ mark) >> POSITION_BITS == 0) << i;
+    }
+    return found;
+#endif
 }
 
 /* Room for so many nodes more. 0 or -ENOMEM. */
@@ -123,7 +164,7 @@ static void push(struct kvs_index *index, uint32_t number, struct entry entry)
         *link = index->node_count++;
         node_at(index, *link)->bucket = number;
     }
-    node_at(index, *link)->entries[bucket->count++ % NODE_ENTRIES] = entry;
+    entry_set(node_at(index, *link), bucket->count++, entry);
 }
 
 /* The last node of all takes the place of one that no bucket has any more. */
@@ -172,12 +213,14 @@ static void grow(struct kvs_index *index)
     struct node *from = NULL, *to = NULL;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < bucket->count; i++) {
-        struct entry entry = *entry_next(index, bucket, &from, i);
+        from = node_of(index, bucket, from, i);
+        struct entry entry = entry_of(from, i);
         uint64_t tag = index->tag_of(index->arg, entry.extent, (uint8_t)entry.mark);
         if (bucket_of(index, tag) == new) {
             push(index, new, entry);
         } else {
-            *entry_next(index, bucket, &to, kept++) = entry;
+            to = node_of(index, bucket, to, kept);
+            entry_set(to, kept++, entry);
         }
     }
     cut(index, old, kept);
@@ -192,7 +235,8 @@ static void shrink(struct kvs_index *index)
     }
     struct node *from = NULL;
     for (uint32_t i = 0; i < bucket->count; i++) {
-        push(index, buddy_of(last), *entry_next(index, bucket, &from, i));
+        from = node_of(index, bucket, from, i);
+        push(index, buddy_of(last), entry_of(from, i));
     }
     cut(index, last, 0);
     index->bucket_count = last;
@@ -238,16 +282,29 @@ int kvs_index_insert(struct kvs_index *index, uint64_t tag, uint32_t extent, uin
     return 0;
 }
 
-/* Those behind it move up. */
+/* Closes the gap at `at`: those behind it in the node move up, and the next node's first one. */
+static void move_up(struct node *node, uint32_t at, uint32_t behind, const struct node *next)
+{
+    uint32_t *marks = node->marks + at, *extents = node->extents + at;
+    memmove(marks, marks + 1, behind * sizeof(*marks));
+    memmove(extents, extents + 1, behind * sizeof(*extents));
+    if (next) {
+        entry_set(node, NODE_ENTRIES - 1, entry_of(next, 0));
+    }
+}
+
 static void take_out(struct kvs_index *index, uint32_t number, uint32_t at, struct node *node)
 {
     struct bucket *bucket = bucket_at(index, number);
-    struct entry *to = &node->entries[at % NODE_ENTRIES];
-    while (++at < bucket->count) {
-        struct entry *from = entry_next(index, bucket, &node, at);
-        *to = *from;
-        to = from;
+    uint32_t end = at - at % NODE_ENTRIES + NODE_ENTRIES; /* of the node */
+    while (end < bucket->count) {
+        struct node *next = node_of(index, bucket, node, end);
+        move_up(node, at % NODE_ENTRIES, end - at - 1, next);
+        node = next;
+        at = end;
+        end += NODE_ENTRIES;
     }
+    move_up(node, at % NODE_ENTRIES, bucket->count - at - 1, NULL);
     cut(index, number, bucket->count - 1);
     index->entry_count--;
     if (index->bucket_count > 1 &&
@@ -256,15 +313,42 @@ static void take_out(struct kvs_index *index, uint32_t number, uint32_t at, stru
     }
 }
 
+/* Of the bucket's entries from *at on the first that may be of the tag that mark is of; *node is its
+ * node. 0: there is none. */
+static int search(const struct kvs_index *index, const struct bucket *bucket, uint32_t mark,
+                  struct node **node, uint32_t *at)
+{
+    uint32_t first = 0;
+    struct node *in = NULL;
+    for (; first < bucket->count; first += NODE_ENTRIES) {
+        in = node_of(index, bucket, in, first);
+        if (first + NODE_ENTRIES <= *at) {
+            continue;
+        }
+        uint32_t found = candidates(in, mark);
+        if (first < *at) {
+            found &= ~0u << (*at - first);
+        }
+        if (bucket->count - first < NODE_ENTRIES) {
+            found &= (1u << (bucket->count - first)) - 1;
+        }
+        if (found) {
+            *at = first + (uint32_t)__builtin_ctz(found);
+            *node = in;
+            return 1;
+        }
+    }
+    return 0;
+}
+
 int kvs_index_remove(struct kvs_index *index, uint64_t tag, uint32_t extent, uint8_t position)
 {
     uint32_t number = bucket_of(index, tag), mark = mark_of(tag, position);
-    struct bucket *bucket = bucket_at(index, number);
-    struct node *node = NULL;
-    for (uint32_t i = 0; i < bucket->count; i++) {
-        const struct entry *entry = entry_next(index, bucket, &node, i);
-        if (entry->extent == extent && entry->mark == mark) {
-            take_out(index, number, i, node);
+    struct node *node;
+    for (uint32_t at = 0; search(index, bucket_at(index, number), mark, &node, &at); at++) {
+        struct entry entry = entry_of(node, at);
+        if (entry.extent == extent && entry.mark == mark) {
+            take_out(index, number, at, node);
             return 0;
         }
     }
@@ -274,14 +358,13 @@ int kvs_index_remove(struct kvs_index *index, uint64_t tag, uint32_t extent, uin
 int kvs_index_find(const struct kvs_index *index, uint64_t tag, struct kvs_index_cursor *cursor)
 {
     const struct bucket *bucket = bucket_at(index, bucket_of(index, tag));
-    struct node *node = NULL;
     uint32_t mark = mark_of(tag, 0);
-    for (uint32_t i = 0; i < bucket->count; i++) {
-        const struct entry *entry = entry_next(index, bucket, &node, i);
-        uint8_t position = (uint8_t)entry->mark;
-        if (i >= cursor->probed && (entry->mark ^ position) == mark &&
-            index->tag_of(index->arg, entry->extent, position) == tag) {
-            *cursor = (struct kvs_index_cursor){entry->extent, position, i + 1};
+    struct node *node;
+    for (uint32_t at = cursor->probed; search(index, bucket, mark, &node, &at); at++) {
+        struct entry entry = entry_of(node, at);
+        uint8_t position = (uint8_t)entry.mark;
+        if (index->tag_of(index->arg, entry.extent, position) == tag) {
+            *cursor = (struct kvs_index_cursor){entry.extent, position, at + 1};
             return 1;
         }
     }
