@@ -151,6 +151,7 @@ void kvs_breaker_trip_locked(struct kvs_root *root, const char *why)
     kvs_transfers_give_up_locked(root);
     loads_lose_root_locked(root);
     writers_lose_root_locked(root);
+    root->evictor = NULL;
     root->judge = NULL; /* those who wait for their turn need not wait for the device */
     kvs_deletes_resume_locked(root->store);
     kvs_flushes_refuse_locked(root->store, -EHOSTDOWN);

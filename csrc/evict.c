@@ -9,7 +9,7 @@
  *      never exceeds capacity_bytes by what the owner writes. What peers wrote counts from its
  *      adoption on, and after each scan there is room again.
  *   2. Pinned extents are never chosen. Only the owner evicts.
- *   3. Every loop ends: each round unlinks something or stops.
+ *   3. Every loop ends: each round unlinks something, or waits for one that does, or stops.
  */
 #include <errno.h>
 #include <string.h>
@@ -191,6 +191,30 @@ static void space_settle(struct kvs_root *root)
     }
 }
 
+/* One worker at a time evicts for puts, the others look again when it has: else each would evict for
+ * room that one victim gives to all of them. 0, or -ENOSPC. */
+static int evict_in_turn(struct kvs_root *root)
+{
+    struct kvs_store *store = root->store;
+    const struct kvs_worker *self = kvs_worker_self();
+    kvs_lock(store);
+    int waited = root->evictor != NULL;
+    if (waited) {
+        pthread_cond_wait(&store->changed, &store->lock);
+    } else {
+        root->evictor = self;
+    }
+    kvs_unlock(store);
+    int error = waited ? 0 : kvs_evict_one(root, 0);
+    kvs_lock(store);
+    if (!waited && root->evictor == self) { /* else its turn ended when the root went down */
+        root->evictor = NULL;
+        pthread_cond_broadcast(&store->changed);
+    }
+    kvs_unlock(store);
+    return error;
+}
+
 int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
 {
     struct kvs_store *store = root->store;
@@ -211,7 +235,7 @@ int kvs_room_charge(struct kvs_root *root, uint64_t bytes)
         if (fits && above_reserve) {
             return 0;
         }
-        if (hopeless || kvs_evict_one(root, 0) < 0) {
+        if (hopeless || evict_in_turn(root) < 0) {
             return -ENOSPC;
         }
         if (!above_reserve) {

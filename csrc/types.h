@@ -258,6 +258,7 @@ struct kvs_root {
     struct kvs_removals *removals; /* removed.c; NULL: never the owner */
     uint32_t quarantine_files;
     uint64_t quarantine_bytes, quarantine_sequence;
+    const struct kvs_worker *evictor; /* evicts for a put; NULL: nobody's turn */
     const struct kvs_worker *judge; /* judges what a name leads to, and may move it aside */
     int stopped, closed; /* its threads have left; kvs_root_close is over */
 };

@@ -14,10 +14,14 @@ import pytest
 
 import kvstore
 from kvstore import Cache, Chain, Store, _core
+from kvstore.explain import Answer, Cause, explain_store
+from kvstore.explain.prompt import prompt_of_ids
 from kvstore.report import render
 from kvstore.store import open_blocking
-from kvstore.testing import Injection, VirtualClock
+from kvstore.testing import START_WALL_S, Injection, VirtualClock
+from tests.support.scrape import Scrape
 from tests.support.stores import (
+    BLOCK_TOKENS,
     POOL,
     cells_of,
     check_load,
@@ -252,6 +256,45 @@ def test_both_rules_together(tmp_path: Path) -> None:
         assert store.stats().refused_blocks == {
             "first_offer": 3 * GRID, "write_budget": 2 * GRID,
         }  # fmt: skip
+
+
+# ---- who tells ---------------------------------------------------------------------------------
+
+
+def test_metrics_tell_what_was_refused_and_what_may_be_written(tmp_path: Path) -> None:
+    with store_of(tmp_path, admission="second-hit", write_budget=24 * BLOCK) as (store, kv):
+        seen = Scrape(store)
+        assert seen("kvstore_root_write_budget_bytes") == 24 * BLOCK
+        assert seen("kvstore_root_write_budget_left_bytes") == BLOCK
+        for seed in (0, 0, 1, 1):
+            put(kv, GRID, seed)
+        seen = Scrape(store)
+        refused = seen.by("kvstore_refused_blocks_total", "reason")
+        assert refused == {"first_offer": 2 * GRID, "write_budget": GRID}
+        assert seen("kvstore_root_write_budget_left_bytes") == 0
+        kv.match(kv.keys(prompt(GRID, 1)))
+        assert seen("kvstore_dropped_blocks_total") == 0
+        missed = Scrape(store).by("kvstore_missed_blocks_total", "reason")
+        assert missed["refused"] == GRID
+
+
+def test_explain_tells_it_where_nothing_else_explains_the_miss(tmp_path: Path) -> None:
+    """A prompt that begins anew each time is refused each time: its cause is what changes."""
+    short, longer = prompt(GRID), prompt(2 * GRID)
+    changed = [*longer[:BLOCK_TOKENS], longer[BLOCK_TOKENS] + 1, *longer[BLOCK_TOKENS + 1 :]]
+    with store_of(tmp_path, admission="second-hit") as (_, kv):
+        chains = [kv.keys(ids) for ids in (short, short, longer, changed)]
+        assert [put_chain(kv, chain) for chain in chains] == [0, GRID, GRID, 1]
+
+    def told(ids: list[int]) -> Answer:
+        asked = prompt_of_ids(ids, "asked", None)
+        return explain_store([tmp_path], asked, now_s=START_WALL_S + 60).answers[0]
+
+    answer = told(longer)
+    assert (answer.cause, answer.hit_blocks, answer.lost_tokens) == (Cause.REFUSED, GRID, 0)
+    assert "was never stored: admission or the write budget refused it" in answer.evidence
+    assert answer.when_s is not None and "admission" in answer.advice
+    assert told(changed).cause is not Cause.REFUSED
 
 
 # ---- words ---------------------------------------------------------------------------------------

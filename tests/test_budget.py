@@ -162,6 +162,29 @@ def test_the_last_room_goes_to_the_block_that_comes_first(
         assert_whole(kv, chain_named(kv, "long", 5 * GRID)[: 3 * GRID])
 
 
+def test_writers_that_need_room_at_once_evict_what_they_need_and_no_more(
+    tmp_path: Path, full_extent_bytes: int
+) -> None:
+    """While the first one's victim was being unlinked, the second evicted another one."""
+    files, clock = FaultFiles(), VirtualClock()
+    with opened(tmp_path, 3 * full_extent_bytes + 4096, clock=clock, files=files) as store:
+        kv = store.cache(LAYOUT)
+        eventually(lambda: not store.info().roots[0].warming, "the scan ended")
+        chains = fill(kv, ["oldest", "older", "old"], clock)
+        files.stall(FileCall.UNLINK, count=1)
+        first, second = (kv.writer(chain_named(kv, name, 1)) for name in ("one", "two"))
+        put_all(kv, first)
+        eventually(lambda: files.stalled == 1, "the oldest is being unlinked")
+        clock.advance(2)
+        looks = files.calls(FileCall.SPACE)
+        put_all(kv, second)
+        eventually(lambda: files.calls(FileCall.SPACE) > looks, "the second looks for room")
+        files.release_stalled()
+        assert [writer.commit_blocking("30s") for writer in (first, second)] == [1, 1]
+        assert resident(kv, chains) == [1, 2]
+        assert store.stats().evicted_extents == 1
+
+
 def test_a_root_that_goes_down_ends_writers_whose_files_wait_for_one_another(
     tmp_path: Path,
 ) -> None:

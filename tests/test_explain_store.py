@@ -128,22 +128,6 @@ def test_an_evicted_block_is_told_with_its_time(tmp_path: Path) -> None:
     assert answer.lost_tokens == GRID * BLOCK_TOKENS
 
 
-def test_a_refused_block_is_told_where_nothing_else_explains_the_miss(tmp_path: Path) -> None:
-    """A prompt that begins anew each time is refused each time: its cause is what changes."""
-    with opened(tmp_path, admission="second-hit") as store:
-        kv = store.cache(LAYOUT)
-        longer = [*IDS, *tokens("more", GRID)]
-        assert [put(kv, kv.keys(ids)) for ids in (IDS, IDS, longer)] == [0, BLOCKS, BLOCKS]
-        other = changed(longer, len(IDS) - 1)
-        assert put(kv, kv.keys(other)) == BLOCKS - 1, "its block 19 changed"
-    answer = told(tmp_path, longer)
-    assert answer.hit_blocks == BLOCKS and answer.cause is Cause.REFUSED
-    assert "was never stored: admission or the write budget refused it" in answer.evidence
-    assert answer.when_s is not None and "admission" in answer.advice
-    assert answer.lost_tokens == 0
-    assert told(tmp_path, other).cause is not Cause.REFUSED
-
-
 def test_a_deleted_block_and_the_island_behind_it(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         kv = store.cache(LAYOUT)

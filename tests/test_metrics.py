@@ -141,24 +141,6 @@ def test_bytes_of_the_device_hold_headers_and_cells(store: Store) -> None:
     assert seen("kvstore_root_read_bytes_total") == BYTES
 
 
-def test_what_admission_and_the_write_budget_refuse(tmp_path: Path) -> None:
-    with opened(tmp_path, admission="second-hit", write_budget=24 * BYTES) as store:
-        kv = store.cache(layout())
-        for _ in range(2):
-            write(kv, kv.keys(prompt(BLOCKS)), cells_of(layout(), BLOCKS))
-        write(kv, kv.keys(prompt(BLOCKS, 1)), cells_of(layout(), BLOCKS))
-        seen = Scrape(store)
-        assert seen.by("kvstore_refused_blocks_total", "reason") == {
-            "first_offer": 2 * BLOCKS, "write_budget": 0,
-        }  # fmt: skip
-        assert seen("kvstore_root_write_budget_bytes") == 24 * BYTES
-        assert 0 <= seen("kvstore_root_write_budget_left_bytes") < BYTES / 10
-        write(kv, kv.keys(prompt(BLOCKS, 1)), cells_of(layout(), BLOCKS))
-        write(kv, kv.keys(prompt(BLOCKS, 2)), cells_of(layout(), BLOCKS))
-        write(kv, kv.keys(prompt(BLOCKS, 2)), cells_of(layout(), BLOCKS))
-        assert Scrape(store).by("kvstore_refused_blocks_total", "reason")["write_budget"] > 0
-
-
 def test_an_operation_that_fails_is_an_error_and_no_latency(tmp_path: Path) -> None:
     with on_device(tmp_path, auto_advance=True) as (store, _, device):
         device.add(Fault.ERRNO, errno.EIO, io=Io.READ)
