@@ -25,6 +25,7 @@ COUNTERS = {
     "loaded_bytes": ("bytes loaded and verified", False),
     "layer_wait_us": ("microseconds in which a step waited for layers", False),
     "saved_bytes": ("bytes handed to writers", False),
+    "saved_blocks": ("blocks that were committed, or were there already", False),
     "writers": ("writers opened", False),
     "saves_spoiled": ("saves dropped because a page before them failed to load", False),
     "saves_failed": ("puts and commits that the store refused", False),

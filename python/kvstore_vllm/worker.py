@@ -101,6 +101,10 @@ class Worker:
             return None
         return WorkerNews(spoiled=spoiled, loaded_bytes=loaded, load_s=seconds)
 
+    def wait_saved(self, timeout: float = 60.0) -> None:
+        """Until what was committed so far can be hit; for tests and for who shuts down."""
+        self._saves.wait_saved(timeout)
+
     def counts(self) -> Counter[str]:
         """Counters since the last call."""
         counts = self._loads.counts + self._saves.counts

@@ -9,7 +9,6 @@ import gc
 import importlib.util
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,11 +97,9 @@ class Engine:
         self.store.drop_ram()
 
     def settle(self) -> None:
-        """Until nothing that was saved is still on its way to the disk."""
-        until = time.monotonic() + 30
-        while (stats := self.store.stats()).puts_queued or stats.writes_in_progress:
-            assert time.monotonic() < until, stats
-            time.sleep(0.005)
+        """Until what was saved so far can be hit."""
+        self.llm.llm_engine.step()  # what ended with the last step is told with the next
+        self.worker.wait_saved()
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a counter of vLLM's /metrics over what `labels` leave open."""

@@ -59,8 +59,8 @@ def reads(device: FaultDevice, *, complete: bool) -> int:
 def one_read_at_a_time(
     monkeypatch: pytest.MonkeyPatch, clock: VirtualClock, device: FaultDevice
 ) -> Overlap:
-    """Time stands still until a layer is waited for; then it moves from one completion to the next
-    until that layer is there. So what is not waited for has not been read."""
+    """Time stands still until a layer is waited for; then it moves until one read more is complete.
+    Of loads in which a layer is one read, that is the one that the layer needs."""
     seen = Overlap()
     start, wait = Worker.start_loads, Worker.wait_layer
 
@@ -72,11 +72,10 @@ def one_read_at_a_time(
     def wait_layer(self: Worker, name: str) -> None:
         layer = self.pages.index_of[name]
         loads = self.loading
-        for loading in loads:
-            while not loading.wait(layer, 0):
-                device.settle()
-                if device.next_ns() >= 0:
-                    clock.advance(max(0, device.next_ns() - clock.now_ns) / 1e9)
+        while loads and reads(device, complete=True) <= layer:
+            device.settle()
+            if device.next_ns() >= 0:
+                clock.advance(max(0, device.next_ns() - clock.now_ns) / 1e9)
         wait(self, name)
         if loads:
             device.settle()
