@@ -17,6 +17,7 @@ MINUTES ?= 30
 ARGS ?=
 
 VENV := .venv
+VLLM_VENV := .venv-vllm
 PY := $(CURDIR)/$(VENV)/bin/python
 STEP := tools/step.sh
 NATIVE := $(shell find csrc kvstore -name '*.[ch]' -o -name '*.pyx' -o -name '*.px[di]' 2>/dev/null)
@@ -27,7 +28,7 @@ SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all fuzz torture soak crash bench dist format clean
-.PHONY: lint c-tests py-tests test-uring test-sanitizers test-threads test-user test-slow
+.PHONY: lint c-tests py-tests test-uring test-sanitizers test-threads test-user test-slow test-vllm
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -48,7 +49,7 @@ test: setup  ## Lint, C tests and the suite without its slow part (under 10 minu
 	@$(STEP) py-tests $(SUBMAKE) py-tests
 	@$(STEP) --end test
 
-test-all: setup  ## The rest: liburing builds, sanitizers, a user, fuzzers, slow tests, torture
+test-all: setup  ## The rest: liburing builds, sanitizers, a user, fuzzers, slow tests, vLLM, torture
 	@$(STEP) --begin test-all
 	@$(STEP) test-uring $(SUBMAKE) test-uring
 	@$(STEP) test-sanitizers $(SUBMAKE) test-sanitizers
@@ -56,6 +57,7 @@ test-all: setup  ## The rest: liburing builds, sanitizers, a user, fuzzers, slow
 	@$(STEP) test-user $(SUBMAKE) test-user
 	@$(STEP) fuzz $(SUBMAKE) fuzz
 	@$(STEP) test-slow $(SUBMAKE) test-slow
+	@$(STEP) test-vllm $(SUBMAKE) test-vllm
 	@$(STEP) torture $(SUBMAKE) torture N=10
 	@$(STEP) dist $(SUBMAKE) dist
 	@$(STEP) --end test-all
@@ -86,7 +88,7 @@ format: setup  ## Rewrite the sources in the house style
 	@find csrc tests/c tests/fuzz -name '*.[ch]' 2>/dev/null | xargs -r $(VENV)/bin/clang-format -i
 
 clean:  ## Remove everything that was built, and .venv
-	rm -rf $(VENV) build dist .demo .cache *.egg-info kvstore/*.so
+	rm -rf $(VENV) $(VLLM_VENV) build dist .demo .cache *.egg-info kvstore/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -122,6 +124,12 @@ test-user: setup
 test-slow: setup
 	@$(PY) -m pytest -m "slow and not bench" --durations=10 --timeout=1500 \
 	    || [ $$? -eq 5 ]
+
+# In an environment of its own, where a vLLM that cannot be imported is an error.
+test-vllm: setup
+	@tools/make_vllm_venv.sh $(PYTHON) $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -c "import vllm"
+	@$(VLLM_VENV)/bin/python -m pytest tests/vllm --durations=10 --timeout=600
 
 # ---- set-up --------------------------------------------------------------------------------------
 

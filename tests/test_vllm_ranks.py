@@ -50,7 +50,7 @@ class Request(SimpleNamespace):
 
 
 class Engine:
-    """A scheduler and its workers; every rank's pages get bytes that follow from rank and tokens."""
+    """A scheduler and its workers; a page's bytes follow from rank and tokens."""
 
     def __init__(self, root: Any, layouts: list[kvstore.Layout], writers: list[bool] | None = None,
                  *, aligned: bool = False, **words: Any) -> None:  # fmt: skip

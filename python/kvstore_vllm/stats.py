@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter as PromCounter
-
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -66,7 +65,9 @@ class KVStorePromMetrics(KVConnectorPromMetrics):
         for name, (help_text, reasoned) in COUNTERS.items():
             labels = [*self._labelnames, "reason"] if reasoned else self._labelnames
             self._counters[name] = self._counter_cls(
-                name=f"vllm:kvstore_{name}", documentation=f"kvstore: {help_text}.", labelnames=labels
+                name=f"vllm:kvstore_{name}",
+                documentation=f"kvstore: {help_text}.",
+                labelnames=labels,
             )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
@@ -76,4 +77,3 @@ class KVStorePromMetrics(KVConnectorPromMetrics):
             labels = [*values, reason] if reason else values
             counter: PromCounter = self._counters[name].labels(*labels)
             counter.inc(number)
-

@@ -43,9 +43,7 @@ class Worker:
         self._saves = Saves(
             cache, pages, retain=self.options.retain, buffer_bytes=self.options.save_buffer_bytes
         )
-        self._loads = Loads(
-            cache, pages, deadline=self.options.deadline, on_bad=self._saves.on_bad
-        )
+        self._loads = Loads(cache, pages, deadline=self.options.deadline, on_bad=self._saves.on_bad)
         for line in strangers(self.options.paths, layout):
             _log.info("blocks of this model are no hits here: %s", line)
 

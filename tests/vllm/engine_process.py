@@ -9,8 +9,9 @@ import time
 
 
 def main() -> None:
-    from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
+
+    from vllm import LLM, SamplingParams
 
     job = json.load(sys.stdin)
     kv = job.get("kv")

@@ -1,5 +1,5 @@
-"""Engines over simulated devices: what a test injects into the store that a connector opens, and what
-it sees and does at the hooks."""
+"""Engines over simulated devices: what a test injects into the store that a connector opens, and
+what it sees and does at the hooks."""
 
 import threading
 from collections.abc import Iterator
@@ -73,9 +73,9 @@ def one_read_at_a_time(
         layer = self.pages.index_of[name]
         loads = self.loading
         while loads and reads(device, complete=True) <= layer:
-            device.settle()
             if device.next_ns() >= 0:
                 clock.advance(max(0, device.next_ns() - clock.now_ns) / 1e9)
+            device.settle()
         wait(self, name)
         if loads:
             device.settle()

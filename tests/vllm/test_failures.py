@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Engine, prompt, running, transfer
 from faulty import open_on
 
+from conftest import Engine, prompt, running, transfer
 from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
 from kvstore_vllm.worker import Worker
 

@@ -6,9 +6,9 @@ The engine has so few pages that what one request gives back another takes at on
 from typing import Any
 
 import pytest
-from conftest import Engine, prompt, running, transfer
 from faulty import open_on
 
+from conftest import Engine, prompt, running, transfer
 from kvstore.testing import FaultDevice, Injection, VirtualClock
 
 SMALL = {"block_size": 32, "num_gpu_blocks_override": 40, "max_model_len": 1024,
@@ -70,8 +70,8 @@ def test_preempted_requests_go_on_with_the_same_tokens(engine, expected):
 
 
 def test_pages_of_an_aborted_load_are_reused_at_once(model_of, tmp_path, monkeypatch, expected):
-    """The load is under way on a device that has stopped; its request is aborted, the device goes on,
-    and the pages go to the next request."""
+    """The load is under way on a device that has stopped; its request is aborted, the device goes
+    on, and the pages go to the next request."""
     from vllm import SamplingParams
 
     with running(model_of("llama"), transfer(tmp_path), **SMALL) as engine:

@@ -1,13 +1,13 @@
-"""Layer streaming is true: a layer computes while later ones are still being read, and none is touched
-before its bytes are there and verified. Told from the log of a simulated device whose time only a
+"""Layer streaming is true: a layer computes while later ones are still being read, and none is
+touched before its bytes are there and verified. Told from the log of a simulated device whose time only a
 test moves; never from a stopwatch."""
 
 from typing import Any
 
 import pytest
-from conftest import prompt, running, transfer
 from faulty import one_read_at_a_time, open_on, seconds_passing
 
+from conftest import prompt, running, transfer
 from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
 from kvstore_vllm.worker import Worker
 
