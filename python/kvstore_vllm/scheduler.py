@@ -73,7 +73,7 @@ class Scheduler:
         self._last_output_s = 0.0
 
     def attach(self, layouts: Sequence[Layout], *, own_keys: bool) -> None:
-        """layouts: one per rank, equal ones may repeat; all must hold a block for it to be a hit."""
+        """layouts: one per rank, equal ones may repeat; a hit is what all of them hold."""
         self._layouts = list(dict.fromkeys(layouts))
         self._cache = self.store.cache(self._layouts[0])
         self._chains = Chains(self._cache, own=own_keys)

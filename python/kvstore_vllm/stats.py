@@ -35,6 +35,8 @@ COUNTERS = {
 class KVStoreStats(KVConnectorStats):
     """data: counter name -> number."""
 
+    data: dict[str, float]
+
     def reset(self) -> None:
         self.data = {}
 

@@ -1,7 +1,7 @@
 """The connector's side in a worker: its pages, its store, one step after the other.
 
-Order within a step: `begin_step`, `start_loads`, per layer `wait_layer` and `save_layer`, `end_step`,
-then what is told. Knows nothing of vLLM's classes.
+Order within a step: `begin_step`, `start_loads`, per layer `wait_layer` and `save_layer`,
+`end_step`, then what is told. Knows nothing of vLLM's classes.
 """
 
 import atexit

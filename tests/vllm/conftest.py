@@ -50,9 +50,8 @@ class Engine:
     """A vLLM engine in this process."""
 
     def __init__(self, model: Path, kv: dict[str, Any] | None, **words: Any) -> None:
-        from vllm.config import KVTransferConfig
-
         from vllm import LLM
+        from vllm.config import KVTransferConfig
 
         settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
         self.llm = LLM(

@@ -9,9 +9,8 @@ import time
 
 
 def main() -> None:
-    from vllm.config import KVTransferConfig
-
     from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
 
     job = json.load(sys.stdin)
     kv = job.get("kv")

@@ -1,6 +1,6 @@
 """Layer streaming is true: a layer computes while later ones are still being read, and none is
-touched before its bytes are there and verified. Told from the log of a simulated device whose time only a
-test moves; never from a stopwatch."""
+touched before its bytes are there and verified. Told from the log of a simulated device whose time
+only a test moves; never from a stopwatch."""
 
 from typing import Any
 
