@@ -172,7 +172,7 @@ class Scheduler:
         request = tracked.request
         computed = request.num_computed_tokens
         if tracked.rewind:
-            tracked.saved = min(tracked.saved, computed // size)
+            tracked.saved = 0  # damage takes a whole file; what is still there is skipped
             tracked.rewind = False
         prompt_blocks = request.num_prompt_tokens // size
         end = (computed + tokens) // size

@@ -52,7 +52,9 @@ class Engine:
     def __init__(self, model: Path, kv: dict[str, Any] | None, **words: Any) -> None:
         from vllm import LLM
         from vllm.config import KVTransferConfig
+        from vllm.distributed.kv_transfer import has_kv_transfer_group
 
+        assert not has_kv_transfer_group(), "one engine at a time: vLLM keeps it in globals"
         settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
         self.llm = LLM(
             str(model),
