@@ -127,7 +127,8 @@ ROOT_NUMBERS = (
     "reserve_bytes", "free_bytes", "quarantine_files", "quarantine_bytes", "reads_in_flight_max",
     "ops_in_flight", "bytes_in_flight", "reads_queued", "read_bytes_queued", "device_read_bytes",
     "device_written_bytes", "device_errors", "breaker_state", "down_ns", "probe_in_ns",
-    "breaker_trips", "scrub_bytes_per_s", "scrub_pass_extents",
+    "breaker_trips", "write_budget_bytes", "write_budget_left_bytes", "scrub_bytes_per_s",
+    "scrub_pass_extents",
 )  # fmt: skip
 
 
