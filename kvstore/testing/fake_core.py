@@ -95,6 +95,7 @@ class FakeStore:
                 "pool_bytes": self.pool_bytes,
                 "misses_by_reason": list(self.misses_by_reason),
                 "loads_by_reason": list(self.loads_by_reason),
+                "refused_blocks": [0] * len(_core.REFUSALS),
             }
         by_class = ("evicted_before_ttl", "evicted_age_s_sum", "removed_in_class")
         numbers = self.counts | now | {name: [0] * self._classes for name in by_class}

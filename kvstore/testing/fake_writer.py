@@ -17,7 +17,10 @@ from kvstore.testing.fake_ticket import FakeTicket, finished
 if TYPE_CHECKING:
     from kvstore.testing.fake_core import FakeCache
 
-COUNTS = ("bytes_submitted", "bytes_written", "blocks_skipped", "blocks_dropped", "extents")
+COUNTS = (
+    "bytes_submitted", "bytes_written", "blocks_skipped", "blocks_dropped", "blocks_admitted",
+    "blocks_refused", "extents",
+)  # fmt: skip
 
 
 class FakeWriter:
@@ -137,7 +140,7 @@ class FakeWriter:
         return itertools.takewhile(self._is_resident, blocks)
 
     def stats(self) -> dict[str, int]:
-        return dict(self._counts)
+        return self._counts | {"blocks_admitted": len(self._names) - self._start}
 
     def close(self) -> None:
         self._closed = True

@@ -79,7 +79,7 @@ class TierOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             parse_duration(getattr(self, name), name)
 
 
-class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # types are checked without vLLM
+class KVStoreTier(SecondaryTierManager):
     """Keeps chunks of the CPU tier on SSD. Raises OpenError, ValueError for wrong settings."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
