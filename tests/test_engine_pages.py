@@ -22,13 +22,13 @@ from tests.support.stores import opened
 
 GQA_HEADS, HEAD_DIM, LATENT = 2, 64, 576
 BFLOAT, FLOAT = 2, 4
-PAGES = 40  # of the engine, in each layer
+PAGES = 24  # of the engine, in each layer
 BLOCKS = 17  # of the prompt
 PAST_A_PAGE = 64
 UNTOUCHED, AFTERWARDS = 0x5A, 0xA5
 # Small layers make small blocks; the sizes of a page are what counts here.
 pytestmark = pytest.mark.filterwarnings("ignore::kvstore.LayoutWarning")
-TABLE = [31, 4, 5, -1, 0, 39, 12, 11, -1, -1, 20, 7, 8, 9, 2, 38, 1]
+TABLE = [21, 4, 5, -1, 0, 23, 12, 11, -1, -1, 20, 7, 8, 9, 2, 22, 1]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Engine:
 
 def engines() -> list[Engine]:
     grouped = [
-        Engine("gqa", 4, tokens, tokens * 2 * GQA_HEADS * HEAD_DIM * BFLOAT)
+        Engine("gqa", 3, tokens, tokens * 2 * GQA_HEADS * HEAD_DIM * BFLOAT)
         for tokens in (16, 32, 64, 128, 256)
     ]
     latent = [
@@ -134,7 +134,7 @@ def test_pages_come_back_through_a_table_and_nothing_else_is_touched(
         save(kv, chain, cells)
         hit = kv.match(chain)
         assert hit.tokens == BLOCKS * engine.block_tokens
-        for start in (0, 5, BLOCKS - 1):
+        for start in (0, 5):
             table = TABLE[start:]
             for cold in (True, False):
                 if cold:

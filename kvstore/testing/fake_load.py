@@ -38,7 +38,7 @@ class FakeLoad:
     ) -> None:  # fmt: skip
         self.cache = lease.cache
         self.drained = FakeTicket()
-        self.closed = False
+        self.closed = True  # until it is known to fit
         self._disk = self.cache.store.disk
         self._first = lease.first
         self._names = lease.names
@@ -57,6 +57,7 @@ class FakeLoad:
         self._counts = dict.fromkeys(COUNTS, 0)
         self._opened_ns, self._finished_ns = _boot_ns(), 0
         self._check_room()
+        self.closed = False
         with self._disk.lock:
             self._places, self._reason = self._look_up()
             self._good = len(self._places)
