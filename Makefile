@@ -17,7 +17,7 @@ MINUTES ?= 30
 ARGS ?=
 
 VENV := .venv
-VLLM := .venv-vllm
+VLLM_VENV := .venv-vllm
 PY := $(CURDIR)/$(VENV)/bin/python
 STEP := tools/step.sh
 NATIVE := $(shell find csrc kvstore -name '*.[ch]' -o -name '*.pyx' -o -name '*.px[di]' 2>/dev/null)
@@ -28,7 +28,7 @@ SUBMAKE := $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all fuzz torture soak crash bench bench-vllm dist format clean
-.PHONY: lint c-tests py-tests test-uring test-sanitizers test-threads test-user test-slow
+.PHONY: lint c-tests py-tests test-uring test-sanitizers test-threads test-user test-slow test-vllm
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -49,7 +49,7 @@ test: setup  ## Lint, C tests and the suite without its slow part (under 10 minu
 	@$(STEP) py-tests $(SUBMAKE) py-tests
 	@$(STEP) --end test
 
-test-all: setup  ## The rest: liburing builds, sanitizers, a user, fuzzers, slow tests, torture
+test-all: setup  ## The rest: liburing builds, sanitizers, a user, fuzzers, slow tests, vLLM, torture
 	@$(STEP) --begin test-all
 	@$(STEP) test-uring $(SUBMAKE) test-uring
 	@$(STEP) test-sanitizers $(SUBMAKE) test-sanitizers
@@ -57,6 +57,7 @@ test-all: setup  ## The rest: liburing builds, sanitizers, a user, fuzzers, slow
 	@$(STEP) test-user $(SUBMAKE) test-user
 	@$(STEP) fuzz $(SUBMAKE) fuzz
 	@$(STEP) test-slow $(SUBMAKE) test-slow
+	@$(STEP) test-vllm $(SUBMAKE) test-vllm
 	@$(STEP) torture $(SUBMAKE) torture N=10
 	@$(STEP) dist $(SUBMAKE) dist
 	@$(STEP) --end test-all
@@ -70,9 +71,9 @@ bench: setup  ## Run every benches/bench_*.py; figures are shares of this disk's
 	done; [ -n "$$found" ] || echo "no benches/bench_*.py yet"
 
 bench-vllm: setup  ## Time to first token of a vLLM server with and without a cache (ARGS=--small)
-	@tools/make_vllm_venv.sh $(PY) $(VLLM)
-	@tools/install_lmcache.sh $(VLLM)/bin/python $(VENV)/lmcache
-	@PYTHONPATH=. $(VLLM)/bin/python benches/vllm_ttft.py --lmcache $(VENV)/lmcache $(ARGS)
+	@tools/make_vllm_venv.sh $(PYTHON) $(VLLM_VENV)
+	@tools/install_lmcache.sh $(VLLM_VENV)/bin/python $(VENV)/lmcache
+	@PYTHONPATH=. $(VLLM_VENV)/bin/python benches/vllm_ttft.py --lmcache $(VENV)/lmcache $(ARGS)
 
 torture: setup  ## Kill -9 an owner and its peers in N=100 rounds, then look at what is left
 	@PYTHONPATH=. $(PY) -m tests.torture --rounds $(or $(N),100) $(ARGS)
@@ -92,7 +93,7 @@ format: setup  ## Rewrite the sources in the house style
 	@find csrc tests/c tests/fuzz -name '*.[ch]' 2>/dev/null | xargs -r $(VENV)/bin/clang-format -i
 
 clean:  ## Remove everything that was built, and .venv
-	rm -rf $(VENV) build dist .demo .cache *.egg-info kvstore/*.so
+	rm -rf $(VENV) $(VLLM_VENV) build dist .demo .cache *.egg-info kvstore/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -128,6 +129,12 @@ test-user: setup
 test-slow: setup
 	@$(PY) -m pytest -m "slow and not bench" --durations=10 --timeout=1500 \
 	    || [ $$? -eq 5 ]
+
+# In an environment of its own, where a vLLM that cannot be imported is an error.
+test-vllm: setup
+	@tools/make_vllm_venv.sh $(PYTHON) $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -c "import vllm"
+	@$(VLLM_VENV)/bin/python -m pytest tests/vllm --durations=10 --timeout=600
 
 # ---- set-up --------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore import Hit, Miss, Pages, StoreClosed
+from kvstore import Hit, Layout, Miss, Pages, StoreClosed
 from tests.support.stores import (
     BLOCK_TOKENS,
     LAYERS,
@@ -22,6 +22,7 @@ from tests.support.stores import (
     prompt,
     run,
     two_part_layout,
+    until,
     write,
 )
 
@@ -317,3 +318,38 @@ def test_a_missing_cell_ends_what_commit_publishes(store: kvstore.Store) -> None
             writer.put(layer, (0, end), {"latent": cells[layer]["latent"][:end]})
         assert writer.commit_blocking() == 16
     assert kv.match(chain).blocks == 16
+
+
+def test_a_commit_that_was_begun_goes_on_by_itself(store: kvstore.Store) -> None:
+    """An engine's step asks for it and does not wait; the writer and the handle may be dropped."""
+    kv = store.cache(layout())
+    chain = kv.keys(prompt(BLOCKS))
+    cells = cells_of(kv.layout, BLOCKS)
+    writer = kv.writer(chain)
+    for layer in range(LAYERS):
+        writer.put(layer, range(BLOCKS), cells[layer])
+    assert writer.begin_commit().wait("30s") == BLOCKS
+    other = kv.keys(prompt(BLOCKS, seed=1))
+    writer = kv.writer(other)
+    for layer in range(LAYERS):
+        writer.put(layer, range(BLOCKS), cells[layer])
+    writer.begin_commit()
+    assert writer.committed
+    writer.abort()
+    del writer
+    until(lambda: kv.match(other).blocks == BLOCKS)
+
+
+def test_a_hit_for_several_layouts_is_loaded_from_each(store: kvstore.Store) -> None:
+    """A scheduler matches once for all ranks, each of which loads its own shard."""
+    ranks = [store.cache(layout(rank=(rank, 2))) for rank in range(2)]
+    chain = ranks[0].keys(prompt(BLOCKS))
+    shards = [cells_of(kv.layout, BLOCKS, seed=number) for number, kv in enumerate(ranks)]
+    for kv, cells in zip(ranks, shards, strict=True):
+        write(kv, chain, cells)
+    hit = ranks[0].match(chain, layouts=[ranks[1].layout])
+    for kv, cells in zip(ranks, shards, strict=True):
+        with kv.load(hit.of(kv.layout)) as load:
+            check_load(load, cells, BLOCKS)
+    with pytest.raises(ValueError, match="blocks of"):
+        hit.of(Layout.mla(model="longer blocks", layers=8, block_tokens=2 * BLOCK_TOKENS))

@@ -50,7 +50,7 @@ class Request(SimpleNamespace):
 
 
 class Engine:
-    """A scheduler and its workers; every rank's pages get bytes that follow from rank and tokens."""
+    """A scheduler and its workers; a page's bytes follow from rank and tokens."""
 
     def __init__(self, root: Any, layouts: list[kvstore.Layout], writers: list[bool] | None = None,
                  *, aligned: bool = False, **words: Any) -> None:  # fmt: skip
@@ -125,6 +125,7 @@ class Engine:
             worker.begin_step(orders)
             worker.start_loads()
             worker.end_step()
+            worker.wait_saved()
 
     def close(self) -> None:
         self.scheduler.close()
@@ -170,8 +171,6 @@ def test_ranks_of_sharded_heads_get_one_answer_and_their_own_bytes(tmp_path):
     request, table = Request.of("1", tokens(block * 8 + 5), block), list(range(9))
     assert engine.step(request, table) == 0
     engine.end(request)
-    for worker in engine.workers:
-        worker.store.flush_blocking()
     again, other = Request.of("2", tokens(block * 8 + 5), block), list(range(20, 29))
     assert engine.step(again, other) == 8 * block
     assert engine.wrong_pages(again, other, 8) == []
@@ -189,7 +188,6 @@ def test_a_latent_is_stored_once_and_loaded_by_all_ranks(tmp_path):
     request, table = Request.of("1", tokens(block * 6 + 5), block), list(range(7))
     engine.step(request, table)
     engine.end(request)
-    engine.workers[0].store.flush_blocking()
     assert engine.workers[0].store.stats().puts_bytes == 6 * one.block_bytes
     again, other = Request.of("2", tokens(block * 6 + 5), block), list(range(20, 27))
     assert engine.step(again, other) == 6 * block
@@ -281,7 +279,6 @@ def test_nothing_is_saved_that_was_computed_from_a_page_that_did_not_load(tmp_pa
     longer.num_computed_tokens = 0
     engine.run(longer, list(range(20, 33)), longer.num_tokens)
     engine.end(longer)
-    worker.store.flush_blocking()
     again, other = Request.of("3", tokens(block * 12 + 1), block), list(range(10, 23))
     assert engine.step(again, other) == 12 * block
     assert engine.wrong_pages(again, other, 12) == []

@@ -7,15 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-
-from kvstore import Layout
-from kvstore_vllm.identity import layout_of
-from kvstore_vllm.messages import StepOrders, WorkerNews
-from kvstore_vllm.options import options_of
-from kvstore_vllm.pages import EnginePages
-from kvstore_vllm.scheduler import Scheduler
-from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats, stats_of
-from kvstore_vllm.worker import Worker
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -26,6 +17,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvstore import Layout
+from kvstore_vllm.identity import layout_of
+from kvstore_vllm.messages import StepOrders, WorkerNews
+from kvstore_vllm.options import options_of
+from kvstore_vllm.pages import EnginePages
+from kvstore_vllm.scheduler import Scheduler
+from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats, stats_of
+from kvstore_vllm.worker import Worker
 
 CRYPTOGRAPHIC_HASHES = ("sha256", "sha256_cbor")
 
@@ -154,9 +154,7 @@ class KVStoreConnector(KVConnectorBase_V1):
         tokens = self.scheduler.matched_tokens(request, num_computed_tokens)
         return tokens, bool(tokens) and self.options.mode == "async"
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self.scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Orders:

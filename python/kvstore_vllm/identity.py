@@ -1,8 +1,8 @@
 """Whose blocks these are: the kvstore layout of one worker, from what the engine says of itself.
 
-Everything that changes a page's bytes is in it: model and revision, its whole configuration, dtypes,
-quantization, the shape and packing of a page, the rank. What differs is another namespace, so a
-mismatch is a miss; `strangers` says in words what differs.
+Everything that changes a page's bytes is in it: model and revision, its whole configuration,
+dtypes, quantization, the shape and packing of a page, the rank. What differs is another namespace,
+so a mismatch is a miss; `strangers` says in words what differs.
 """
 
 import hashlib

@@ -95,7 +95,7 @@ class Loading:
 
 
 class Loads:
-    """All loads of a worker. on_bad: told of pages that turned out bad, as soon as that is known."""
+    """All loads of a worker. on_bad: told of pages that turned out bad, once that is known."""
 
     def __init__(
         self,

@@ -40,7 +40,9 @@ class EnginePages:
                 known = seen[tensor.data_ptr()] = len(self.rows)
                 self.names.append(name)
                 self.rows.append(byte_rows(tensor, blocks, name))
-                self.shapes.append(f"{list(tensor.shape[1:])}{list(tensor.stride()[1:])}{tensor.dtype}")
+                self.shapes.append(
+                    f"{list(tensor.shape[1:])}{list(tensor.stride()[1:])}{tensor.dtype}"
+                )
             self.index_of[name] = known
         self.through_pool = any(map(_device_may_write, self.rows))
 
@@ -75,7 +77,9 @@ class EnginePages:
 def byte_rows(tensor: torch.Tensor, blocks: int, name: str) -> torch.Tensor:
     """uint8 [blocks, page bytes] over the tensor's own memory, whatever order a page has inside."""
     if tensor.shape[0] % blocks:
-        raise ValueError(f"{name}: shape {tuple(tensor.shape)} does not divide into {blocks} blocks")
+        raise ValueError(
+            f"{name}: shape {tuple(tensor.shape)} does not divide into {blocks} blocks"
+        )
     item = tensor.element_size()
     kernel_blocks = tensor.shape[0] // blocks
     inner = tensor[0].numel() * item

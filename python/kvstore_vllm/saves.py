@@ -20,6 +20,8 @@ from kvstore.chain import KEY_BYTES
 from kvstore_vllm.messages import LoadOrder, SaveOrder
 from kvstore_vllm.pages import PART, EnginePages
 
+CLOSE_S = 10.0  # what a commit may take while the engine shuts down
+
 _log = logging.getLogger(__name__)
 
 
@@ -56,7 +58,8 @@ class Saves:
         self._step: dict[str, _StepSave] = {}
         self._bad: set[int] = set()
         self._spoiled: set[str] = set()
-        self._waiting: deque[tuple[Any, int]] = deque()
+        self._commits: deque[Any] = deque()  # handles
+        self._waiting: deque[tuple[Any, int]] = deque()  # handles of puts, and their bytes
         self._waiting_bytes = 0
         self.counts: Counter[str] = Counter()
 
@@ -133,9 +136,15 @@ class Saves:
         if request is not None:
             self._commit(request)
 
+    def wait_saved(self, timeout: float) -> None:
+        """Until what was committed so far can be hit, each commit at most `timeout` seconds."""
+        while self._commits:
+            self._note_commit(self._commits.popleft(), timeout)
+
     def close(self) -> None:
         for request_id in list(self._requests):
             self.end_request(request_id)
+        self.wait_saved(CLOSE_S)
         self._waiting.clear()
 
     def _put(self, save: _StepSave, layer: int) -> None:
@@ -188,7 +197,7 @@ class Saves:
         writer, request.writer = request.writer, None
         if writer is not None:
             try:
-                writer.begin_commit()
+                self._commits.append(writer.begin_commit())
             except (KvstoreError, OSError, MemoryError) as error:
                 self._failed(error)
 
@@ -200,3 +209,11 @@ class Saves:
     def _let_go(self) -> None:
         while self._waiting and self._waiting[0][0].done:
             self._waiting_bytes -= self._waiting.popleft()[1]
+        while self._commits and self._commits[0].done:
+            self._note_commit(self._commits.popleft(), 0)
+
+    def _note_commit(self, handle: Any, timeout: float) -> None:
+        try:
+            self.counts["saved_blocks"] += handle.wait(timeout)
+        except (KvstoreError, OSError) as error:
+            self._failed(error)

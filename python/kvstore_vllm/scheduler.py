@@ -73,7 +73,7 @@ class Scheduler:
         self._last_output_s = 0.0
 
     def attach(self, layouts: Sequence[Layout], *, own_keys: bool) -> None:
-        """layouts: one per rank, equal ones may repeat; all must hold a block for it to be a hit."""
+        """layouts: one per rank, equal ones may repeat; a hit is what all of them hold."""
         self._layouts = list(dict.fromkeys(layouts))
         self._cache = self.store.cache(self._layouts[0])
         self._chains = Chains(self._cache, own=own_keys)
@@ -172,7 +172,7 @@ class Scheduler:
         request = tracked.request
         computed = request.num_computed_tokens
         if tracked.rewind:
-            tracked.saved = min(tracked.saved, computed // size)
+            tracked.saved = 0  # damage takes a whole file; what is still there is skipped
             tracked.rewind = False
         prompt_blocks = request.num_prompt_tokens // size
         end = (computed + tokens) // size

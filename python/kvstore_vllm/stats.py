@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter as PromCounter
-
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -25,6 +24,7 @@ COUNTERS = {
     "loaded_bytes": ("bytes loaded and verified", False),
     "layer_wait_us": ("microseconds in which a step waited for layers", False),
     "saved_bytes": ("bytes handed to writers", False),
+    "saved_blocks": ("blocks that were committed, or were there already", False),
     "writers": ("writers opened", False),
     "saves_spoiled": ("saves dropped because a page before them failed to load", False),
     "saves_failed": ("puts and commits that the store refused", False),
@@ -34,6 +34,8 @@ COUNTERS = {
 
 class KVStoreStats(KVConnectorStats):
     """data: counter name -> number."""
+
+    data: dict[str, float]
 
     def reset(self) -> None:
         self.data = {}
@@ -65,7 +67,9 @@ class KVStorePromMetrics(KVConnectorPromMetrics):
         for name, (help_text, reasoned) in COUNTERS.items():
             labels = [*self._labelnames, "reason"] if reasoned else self._labelnames
             self._counters[name] = self._counter_cls(
-                name=f"vllm:kvstore_{name}", documentation=f"kvstore: {help_text}.", labelnames=labels
+                name=f"vllm:kvstore_{name}",
+                documentation=f"kvstore: {help_text}.",
+                labelnames=labels,
             )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
@@ -75,4 +79,3 @@ class KVStorePromMetrics(KVConnectorPromMetrics):
             labels = [*values, reason] if reason else values
             counter: PromCounter = self._counters[name].labels(*labels)
             counter.inc(number)
-

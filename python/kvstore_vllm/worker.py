@@ -1,7 +1,7 @@
 """The connector's side in a worker: its pages, its store, one step after the other.
 
-Order within a step: `begin_step`, `start_loads`, per layer `wait_layer` and `save_layer`, `end_step`,
-then what is told. Knows nothing of vLLM's classes.
+Order within a step: `begin_step`, `start_loads`, per layer `wait_layer` and `save_layer`,
+`end_step`, then what is told. Knows nothing of vLLM's classes.
 """
 
 import atexit
@@ -43,9 +43,7 @@ class Worker:
         self._saves = Saves(
             cache, pages, retain=self.options.retain, buffer_bytes=self.options.save_buffer_bytes
         )
-        self._loads = Loads(
-            cache, pages, deadline=self.options.deadline, on_bad=self._saves.on_bad
-        )
+        self._loads = Loads(cache, pages, deadline=self.options.deadline, on_bad=self._saves.on_bad)
         for line in strangers(self.options.paths, layout):
             _log.info("blocks of this model are no hits here: %s", line)
 
@@ -100,6 +98,10 @@ class Worker:
         if not spoiled and not seconds:
             return None
         return WorkerNews(spoiled=spoiled, loaded_bytes=loaded, load_s=seconds)
+
+    def wait_saved(self, timeout: float = 60.0) -> None:
+        """Until what was committed so far can be hit; for tests and for who shuts down."""
+        self._saves.wait_saved(timeout)
 
     def counts(self) -> Counter[str]:
         """Counters since the last call."""

@@ -9,7 +9,6 @@ import gc
 import importlib.util
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +52,9 @@ class Engine:
     def __init__(self, model: Path, kv: dict[str, Any] | None, **words: Any) -> None:
         from vllm import LLM
         from vllm.config import KVTransferConfig
+        from vllm.distributed.kv_transfer import has_kv_transfer_group
 
+        assert not has_kv_transfer_group(), "one engine at a time: vLLM keeps it in globals"
         settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
         self.llm = LLM(
             str(model),
@@ -98,11 +99,9 @@ class Engine:
         self.store.drop_ram()
 
     def settle(self) -> None:
-        """Until nothing that was saved is still on its way to the disk."""
-        until = time.monotonic() + 30
-        while (stats := self.store.stats()).puts_queued or stats.writes_in_progress:
-            assert time.monotonic() < until, stats
-            time.sleep(0.005)
+        """Until what was saved so far can be hit."""
+        self.llm.llm_engine.step()  # what ended with the last step is told with the next
+        self.worker.wait_saved()
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a counter of vLLM's /metrics over what `labels` leave open."""

@@ -1,10 +1,12 @@
-"""Engines over simulated devices: what a test injects into the store that a connector opens, and what
-it sees and does at the hooks."""
+"""Engines over simulated devices: what a test injects into the store that a connector opens, and
+what it sees and does at the hooks."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,8 +61,8 @@ def reads(device: FaultDevice, *, complete: bool) -> int:
 def one_read_at_a_time(
     monkeypatch: pytest.MonkeyPatch, clock: VirtualClock, device: FaultDevice
 ) -> Overlap:
-    """Time stands still until a layer is waited for; then it moves from one completion to the next
-    until that layer is there. So what is not waited for has not been read."""
+    """Time stands still until a layer is waited for; then it moves until one read more is complete.
+    Of loads in which a layer is one read, that is the one that the layer needs."""
     seen = Overlap()
     start, wait = Worker.start_loads, Worker.wait_layer
 
@@ -72,11 +74,10 @@ def one_read_at_a_time(
     def wait_layer(self: Worker, name: str) -> None:
         layer = self.pages.index_of[name]
         loads = self.loading
-        for loading in loads:
-            while not loading.wait(layer, 0):
-                device.settle()
-                if device.next_ns() >= 0:
-                    clock.advance(max(0, device.next_ns() - clock.now_ns) / 1e9)
+        while loads and reads(device, complete=True) <= layer:
+            if device.next_ns() >= 0:
+                clock.advance(max(0, device.next_ns() - clock.now_ns) / 1e9)
+            device.settle()
         wait(self, name)
         if loads:
             device.settle()
@@ -85,3 +86,29 @@ def one_read_at_a_time(
     monkeypatch.setattr(Worker, "start_loads", start_loads)
     monkeypatch.setattr(Worker, "wait_layer", wait_layer)
     return seen
+
+
+def extents(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob("*/*/*") if path.parent.name != "tmp")
+
+
+def before_the_load(monkeypatch: pytest.MonkeyPatch, harm: Any) -> None:
+    """`harm` happens once, after lookup and lease, when the worker is about to load."""
+    start = Worker.start_loads
+    left = [harm]
+
+    def start_loads(self: Worker) -> None:
+        if self.ordered_loads and left:
+            left.pop()()
+        start(self)
+
+    monkeypatch.setattr(Worker, "start_loads", start_loads)
+
+
+def flip_a_bit(root: Path) -> None:
+    for path in extents(root):
+        with path.open("r+b") as file:
+            file.seek(os.stat(path).st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))

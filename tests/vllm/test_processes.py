@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conftest import prompt, running, transfer
 
 HERE = Path(__file__).parent
@@ -91,7 +92,7 @@ def test_what_was_saved_is_a_hit_after_kill_9_of_the_engine(model_of, tmp_path):
 
 @pytest.mark.parametrize(("kind", "cached"), [("llama", [640, 256]), ("deepseek_v3", [688, 352])])
 def test_two_tensor_parallel_ranks_hit_what_both_saved(model_of, tmp_path, kind, cached):
-    """Heads are sharded: a namespace per rank. A latent is not: one copy, and both ranks load it."""
+    """Heads are sharded: a namespace per rank. A latent is not: one copy, loaded by both ranks."""
     job = {"model": str(model_of(kind)), "prompts": PROMPTS, "words": {"tensor_parallel_size": 2}}
     # The second round comes after the pause in which the owner learns of what the peer wrote.
     with Process(**job, kv=transfer(tmp_path), rounds=2, pause_s=3) as engine:

@@ -6,10 +6,8 @@ The engine has so few pages that what one request gives back another takes at on
 from typing import Any
 
 import pytest
-from conftest import Engine, prompt, running, transfer
-from faulty import open_on
 
-from kvstore.testing import FaultDevice, Injection, VirtualClock
+from conftest import Engine, prompt, running, transfer
 
 SMALL = {"block_size": 32, "num_gpu_blocks_override": 40, "max_model_len": 1024,
          "max_num_batched_tokens": 256, "max_num_seqs": 4}  # fmt: skip
@@ -27,7 +25,7 @@ def expected(model_of) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module", params=["layerwise", "async"])
-def engine(request, model_of, tmp_path_factory) -> Any:
+def engine(request, expected, model_of, tmp_path_factory) -> Any:
     root = tmp_path_factory.mktemp("root")
     with running(model_of("llama"), transfer(root, mode=request.param), **SMALL) as engine:
         for one in EVERYTHING:
@@ -67,45 +65,3 @@ def test_preempted_requests_go_on_with_the_same_tokens(engine, expected):
     before = engine.metric("vllm:num_preemptions")
     check(engine, expected, PAIR, 160)
     assert engine.metric("vllm:num_preemptions") > before
-
-
-def test_pages_of_an_aborted_load_are_reused_at_once(model_of, tmp_path, monkeypatch, expected):
-    """The load is under way on a device that has stopped; its request is aborted, the device goes on,
-    and the pages go to the next request."""
-    from vllm import SamplingParams
-
-    with running(model_of("llama"), transfer(tmp_path), **SMALL) as engine:
-        engine.tokens([LONG], max_tokens=1)
-        engine.settle()
-    clock = VirtualClock()
-    device = FaultDevice(clock, bytes_per_second=10**8, auto_advance=False)
-    open_on(monkeypatch, Injection(clock=clock, devices=[device]))
-    words = {"mode": "async", "deadline": "1h", "io_timeout": "1h"}
-    with running(model_of("llama"), transfer(tmp_path, **words), **SMALL) as engine:
-        llm = engine.llm.llm_engine
-        for turn in range(3):
-            sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-            name = llm.add_request(f"gone {turn}", {"prompt_token_ids": LONG}, sampling)
-            for _ in range(5):
-                llm.step()
-            assert engine.store.stats().loads_running == 1
-            llm.abort_request([name or f"gone {turn}"], internal=True)
-            check_while(engine, expected, clock, device)
-        assert engine.store.stats().leases == 0
-
-
-def check_while(engine: Engine, expected: Any, clock: VirtualClock, device: FaultDevice) -> None:
-    """Prompts that need most of the pages, while the device completes what it was asked for."""
-    step = type(engine.worker).begin_step
-    worker = engine.worker
-
-    def begin_step(orders: Any) -> None:
-        if device.next_ns() >= 0:
-            clock.advance(max(0, device.next_ns() - clock.now_ns) / 1e9)
-        step(worker, orders)
-
-    worker.begin_step = begin_step
-    try:
-        check(engine, expected, PAIR, 8)
-    finally:
-        del worker.begin_step

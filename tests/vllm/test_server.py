@@ -14,6 +14,7 @@ from pathlib import Path
 
 import openai
 import pytest
+
 from conftest import prompt, transfer
 
 ROOT = Path(__file__).parents[2]

@@ -1,18 +1,18 @@
-"""Layer streaming is true: a layer computes while later ones are still being read, and none is touched
-before its bytes are there and verified. Told from the log of a simulated device whose time only a
-test moves; never from a stopwatch."""
+"""Layer streaming is true: a layer computes while later ones are still being read, and none is
+touched before its bytes are there and verified. Told from the log of a simulated device whose time
+only a test moves; never from a stopwatch."""
 
 from typing import Any
 
 import pytest
-from conftest import prompt, running, transfer
 from faulty import one_read_at_a_time, open_on, seconds_passing
 
+from conftest import prompt, running, transfer
 from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
 from kvstore_vllm.worker import Worker
 
 KINDS = ["llama", "deepseek_v3"]
-PROMPT = prompt(900, 5)
+PROMPT = prompt(400, 5)  # one extent, whose layers are one read each
 RUBBISH = 0x7B
 
 
@@ -36,10 +36,8 @@ def test_later_layers_are_in_flight_while_a_layer_computes(filled, monkeypatch):
         assert engine.tokens([PROMPT], max_tokens=1) == [expected[0][:1]]
         layers = engine.worker.pages.layers
     assert overlap.read_at_start == 0, "start_load_kv waited for reads"
-    assert len(overlap.in_flight) == layers, "wait_for_layer_load is called on every layer"
-    assert all(overlap.in_flight[:-1]), overlap
-    assert overlap.in_flight == sorted(overlap.in_flight, reverse=True)
-    assert overlap.in_flight[-1] == 0
+    # wait_for_layer_load was called on every layer; all later ones were on the device then.
+    assert overlap.in_flight == list(range(layers - 1, -1, -1))
 
 
 def test_every_layer_is_verified_in_its_pages_before_it_is_touched(filled, monkeypatch):

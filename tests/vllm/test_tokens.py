@@ -1,6 +1,7 @@
-"""Greedy tokens with kvstore are those without it, bit for bit, whatever the blocks went through."""
+"""Greedy tokens with kvstore are those without it, whatever the blocks went through."""
 
 import pytest
+
 from conftest import prompt, running, transfer
 
 KINDS = ["llama", "qwen3", "deepseek_v2", "deepseek_v3"]
