@@ -17,6 +17,7 @@ from pathlib import Path
 
 START_S = 900.0
 STOP_S = 30.0
+CHILDREN_S = 10.0
 LOG_LINES = 25
 
 
@@ -68,10 +69,17 @@ class Server:
         return "\n".join(lines[-LOG_LINES:])
 
     def stop(self) -> None:
-        """As Ctrl-C would, so that caches write what they have; what is left then, by force."""
+        """As Ctrl-C would, so that caches write what they have; what is left then, by force.
+
+        The children get time, too: one of them removes the others' shared memory.
+        """
         with suppress(subprocess.TimeoutExpired):
             self._process.send_signal(signal.SIGINT)
             self._process.wait(self.stop_s)
+        deadline = time.monotonic() + min(CHILDREN_S, self.stop_s)
         with suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.05)
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
