@@ -16,6 +16,8 @@ from kvstore.report import LATENCY_EDGES_S
 from measure import Figures, bucket_percentiles, percentile, percentiles
 
 EDGES_NS = [edge * 1e9 for edge in LATENCY_EDGES_S]
+BINS = (2, 4, 10, 20, 50, 100, 250, 500, 750, 1000)  # fio's
+UNITS_NS = (("ns", 1), ("us", 1e3), ("ms", 1e6))
 VERSION = "kvfio-1 (fio-3.33 JSON)"
 
 
@@ -82,6 +84,20 @@ def histogram_ns(counts: Sequence[int], sum_s: float) -> dict[str, Any]:
     }
 
 
+def distributions(counts: Sequence[int]) -> dict[str, dict[str, float]]:
+    """fio's latency_ns, latency_us and latency_ms: percent of all operations per bin. A bucket of
+    the histogram counts where its upper edge falls."""
+    found: dict[str, dict[str, float]] = {}
+    edges = [(f"latency_{unit}", str(edge), edge * ns) for unit, ns in UNITS_NS for edge in BINS]
+    edges += [("latency_ms", "2000", 2e9), ("latency_ms", ">=2000", float("inf"))]
+    for unit, name, _ in edges:
+        found.setdefault(unit, {})[name] = 0.0
+    for count, top in zip(counts, [*EDGES_NS, float("inf")], strict=False):
+        unit, name = next((unit, name) for unit, name, edge in edges if top <= edge)
+        found[unit][name] += 100.0 * count / max(1, sum(counts))
+    return found
+
+
 def side_facts(side: Side) -> dict[str, Any]:
     rate = side.nbytes / side.seconds if side.seconds else 0.0
     samples = [gbps * 1e9 / 1024 for gbps in side.gbps]
@@ -115,13 +131,14 @@ def side_facts(side: Side) -> dict[str, Any]:
 
 def job_facts(result: Result, number: int) -> dict[str, Any]:
     elapsed = max(result.elapsed_s, 1e-9)
+    main = result.write if result.job.rw == "write" else result.read
     return {
         "jobname": result.job.name,
         "groupid": number,
         "error": 0,
         "eta": 0,
         "elapsed": round(result.elapsed_s),
-        "job options": result.job.options(),
+        "job options": {"bs": str(result.kv.get("region_bytes", 0)), **result.job.options()},
         "read": side_facts(result.read),
         "write": side_facts(result.write),
         "trim": side_facts(Side()),
@@ -129,6 +146,7 @@ def job_facts(result: Result, number: int) -> dict[str, Any]:
         "job_runtime": round((result.read.seconds + result.write.seconds) * 1000),
         "usr_cpu": result.user_s / elapsed * 100,
         "sys_cpu": result.system_s / elapsed * 100,
+        **distributions(main.counts),
         "ceiling_share": result.share.median,
         "kv": result.kv | {"ceiling_rounds": result.share.facts()},
     }

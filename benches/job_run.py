@@ -4,8 +4,9 @@ import os
 import resource
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ceiling import Ceiling, ReadCeiling, WriteCeiling, layer_major
 from fio_json import Result, Side, p99_ms, times_ns
@@ -49,14 +50,20 @@ def cpu_s() -> tuple[float, float]:
     return used.ru_utime, used.ru_stime
 
 
+class How(NamedTuple):
+    """The ceiling of reads: seconds of raw reads at each depth in each round."""
+
+    seconds: float
+    depths: Sequence[int]
+    with_fio: bool
+
+
 class JobRun:
     """A context manager: removes the files that only the ceiling uses."""
 
-    def __init__(
-        self, job: Job, store: Store, layout: Layout, folder: Path, *, with_fio: bool
-    ) -> None:
+    def __init__(self, job: Job, store: Store, layout: Layout, folder: Path, *, how: How) -> None:
         self.job, self.store, self.layout, self.folder = job, store, layout, folder
-        self.with_fio = with_fio
+        self.how = how
         self.subject = Subject(store, layout, into=job.into)
         self.rounds = Rounds(job, self.subject, blocks_of(job, layout))
         self.links = tempfile.TemporaryDirectory(dir=folder, prefix="ceiling-")
@@ -73,9 +80,9 @@ class JobRun:
             self.mixed.folder.cleanup()
         self.links.cleanup()
 
-    async def measure(self, ceiling_seconds: float) -> Result:
+    async def measure(self) -> Result:
         await self.rounds.prepare()
-        ceiling = self.ceiling(ceiling_seconds)
+        ceiling = self.ceiling()
         if self.job.write_rate:
             self.mixed = Mixed(self.job, self.subject, self.folder)
             self.rounds.writer_gbps = self.mixed.writer_gbps
@@ -107,7 +114,7 @@ class JobRun:
         fresh = [x + y - z for x, y, z in zip(counts, after.counts, before.counts, strict=True)]
         self.stages[name] = (fresh, sum_s + after.sum_s - before.sum_s)
 
-    def ceiling(self, seconds: float) -> Ceiling:
+    def ceiling(self) -> Ceiling:
         regions = self.subject.regions
         memory = min(round_bytes(self.job, self.layout), self.store.info().pool.bytes)
         if self.job.rw == "write":
@@ -118,16 +125,17 @@ class JobRun:
                 regions=regions,
                 memory_bytes=memory,
                 engine=self.job.ioengine,
-                with_fio=self.with_fio,
+                with_fio=self.how.with_fio,
             )
         paths = self.linked_files()
         return ReadCeiling(
             paths,
             layer_major(len(paths), paths[0].stat().st_size - sum(regions), regions),
             memory_bytes=memory,
-            seconds=seconds,
+            seconds=self.how.seconds,
+            depths=self.how.depths,
             engine=self.job.ioengine,
-            with_fio=self.with_fio,
+            with_fio=self.how.with_fio,
         )
 
     def linked_files(self) -> list[Path]:
@@ -177,6 +185,7 @@ class JobRun:
             "blocks": self.rounds.blocks,
             "extent_blocks": self.layout.blocks_per_extent,
             "block_bytes": self.layout.block_bytes,
+            "region_bytes": max(self.subject.regions),
             "rounds": len(self.done),
             "of_fresh": fresh.facts(),
             "delivered_bytes": sum(one.delivered_bytes for one in self.done),

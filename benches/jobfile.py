@@ -16,6 +16,7 @@ from kvstore.models import MODELS
 
 SUFFIXES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 ENGINES = {"libaio": "aio", "psync": "threads"}  # fio's names; ours pass
+ALWAYS = ("name", "rw", "iodepth", "numjobs")
 
 WORDS = {
     # fio's
@@ -87,11 +88,12 @@ class Job:
         return self.loops or (7 if self.rw == "read" else 15)
 
     def options(self) -> dict[str, str]:
-        """What differs from the defaults, as fio prints its "job options"."""
+        """What differs from the defaults, as fio prints its "job options", and what readers of
+        them always look for."""
         return {
             field.name: str(getattr(self, field.name))
             for field in dataclasses.fields(self)
-            if field.name == "name" or getattr(self, field.name) != field.default
+            if field.name in ALWAYS or getattr(self, field.name) != field.default
         }
 
     def kv_layout(self) -> Layout:

@@ -18,10 +18,12 @@ import jobfile
 import kvstore
 import plots
 from image import Refused, mounted_image
-from job_run import JobRun, capacity_bytes, need_bytes
+from job_run import How, JobRun, capacity_bytes, need_bytes
 from jobfile import Job, JobError
+from kvstore.raw_io import DEPTHS
 from measure import Place, check_place, command_line, emit, place_of, skip
 
+SMALL_DEPTHS = (8, 32)
 SMALL = {
     "loops": "2",
     "prefix_tokens": "2048",
@@ -34,6 +36,8 @@ SMALL = {
 
 async def run_in(job: Job, folder: Path, options: argparse.Namespace) -> fio_json.Result:
     layout = job.kv_layout()
+    depths = SMALL_DEPTHS if options.small else DEPTHS
+    how = How(options.ceiling_seconds, depths, with_fio=not options.no_fio)
     roots = [folder / f"root{number}" for number in range(job.roots)]
     for root in roots:
         root.mkdir()
@@ -46,8 +50,8 @@ async def run_in(job: Job, folder: Path, options: argparse.Namespace) -> fio_jso
         reserve=0,
     )
     async with store:
-        with JobRun(job, store, layout, folder, with_fio=not options.no_fio) as run:
-            return await run.measure(options.ceiling_seconds)
+        with JobRun(job, store, layout, folder, how=how) as run:
+            return await run.measure()
 
 
 def run_job(job: Job, options: argparse.Namespace) -> fio_json.Result:

@@ -32,7 +32,7 @@ FIO_SIDE = {
 }
 FIO_JOB = {
     *("jobname", "groupid", "error", "eta", "elapsed", "job options", "read", "write", "trim"),
-    *("sync", "job_runtime", "usr_cpu", "sys_cpu"),
+    *("sync", "job_runtime", "usr_cpu", "sys_cpu", "latency_ns", "latency_us", "latency_ms"),
 }
 
 
@@ -224,6 +224,7 @@ def test_json_has_fios_keys_and_one_share() -> None:
     assert set(document) >= {"fio version", "timestamp", "timestamp_ms", "time", "jobs"}
     for job in document["jobs"]:
         assert set(job) >= FIO_JOB
+        assert set(job["job options"]) >= {"name", "rw", "bs", "iodepth", "numjobs"}
         assert all(set(job[side]) >= FIO_SIDE for side in ("read", "write", "trim"))
         assert job["ceiling_share"] == 0.9
     assert {key for key in keys(document) if "share" in key} == {"ceiling_share"}
@@ -237,3 +238,16 @@ def test_numbers_of_a_side_agree_with_each_other() -> None:
     assert clat["N"] == 100 and clat["mean"] == 100_000
     assert clat["percentile"]["90.000000"] == clat["min"] == 65536
     assert clat["percentile"]["99.000000"] == clat["max"] == 262144
+
+
+def test_every_operation_is_in_one_bin_of_fios_distributions() -> None:
+    facts = fio_json.job_facts(result(Job("a")), 0)
+    assert facts["latency_us"]["100"] == 90.0  # at most 65.5 us
+    assert facts["latency_us"]["500"] == 10.0  # at most 262 us
+    assert list(facts["latency_ms"])[-2:] == ["2000", ">=2000"]
+    whole = [
+        percent for unit in ("ns", "us", "ms") for percent in facts[f"latency_{unit}"].values()
+    ]
+    assert sum(whole) == 100.0
+    every = fio_json.distributions([1] * 24)
+    assert sum(map(sum, (one.values() for one in every.values()))) == pytest.approx(100.0)
