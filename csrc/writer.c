@@ -113,9 +113,8 @@ uint32_t kvs_missing_next_locked(struct kvs_store *store, struct kvs_namespace *
            (found = kvs_extent_lookup_locked(store, ns, &keys[*at], now_s, &position))) {
         /* Also an expired one: renewing costs nothing, writing it again would. */
         kvs_extent_touch_locked(store, found, class_number);
-        uint32_t followed = kvs_extent_follow_locked(found, position, &keys[*at], count - *at);
-        *resident += followed;
-        *at += followed;
+        uint32_t run = kvs_extent_follow_locked(found, position, &keys[*at], count - *at);
+        *resident += run, *at += run;
     }
     uint64_t first = *at, cut = (first / grid + 1) * grid, end = cut < count ? cut : count;
     while (*at < end &&
