@@ -1,11 +1,11 @@
 """What grows with the number of blocks: keys, lookup, memory, eviction, restart.
 
 Absolute figures, because what they are held against is: each is a median with its spread over one
-run, with the machine's cores beside it. On a machine that others keep busy only the least of a spread
-says something. Parts: keys, match, churn, disk. `--small` ends in seconds and judges nothing.
+run, with the machine's load beside it. On a machine that others keep busy only the least of a
+spread says something. `--small` ends in seconds and judges nothing.
 
 `match` for N blocks fills a store without devices: 31 bytes a block, so 50 million take 1.6 GB.
-`disk` makes files of 4 KiB (two inodes' worth of metadata an extent) below --dir and removes them.
+`disk` makes files that take 4 KiB each below --dir, and removes them.
 """
 
 import argparse

@@ -8,7 +8,8 @@
  * A bucket is a chain of nodes, all full but the last, with the entries in the order in which they
  * came. A node is two cache lines, and a search reads the second one only where it has found
  * something. All nodes lie in one array without gaps: when one is given up, the last takes its
- * place. Splitting and joining keep the order of each tag's entries, which are always in one bucket.
+ * place. Splitting and joining keep the order of each tag's entries, which are always in one
+ * bucket.
  */
 #include "index.h"
 
@@ -313,8 +314,8 @@ static void take_out(struct kvs_index *index, uint32_t number, uint32_t at, stru
     }
 }
 
-/* Of the bucket's entries from *at on the first that may be of the tag that mark is of; *node is its
- * node. 0: there is none. */
+/* Of the bucket's entries from *at on the first that may be of the tag that mark is of; *node is
+ * its node. 0: there is none. */
 static int search(const struct kvs_index *index, const struct bucket *bucket, uint32_t mark,
                   struct node **node, uint32_t *at)
 {

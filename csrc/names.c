@@ -1,6 +1,6 @@
 /*
- * names.c: see names.h. Keeps only what is wanted: who else puts names into our directories costs us
- * no memory.
+ * names.c: see names.h. Keeps only what is wanted: who else puts names into our directories costs
+ * us no memory.
  */
 #include "names.h"
 

@@ -6,9 +6,9 @@
  *   1. A use, a new extent and a victim cost the same whatever a root holds.
  *   2. Within one second of use the deeper block counts as older: parents outlive children.
  *
- * The order of what a scan found is made of times on disk. There may be millions, so they are sorted
- * without the lock and put in place a few at a time; what is used meanwhile is in `used` already,
- * and the oldest are always at the end.
+ * The order of what a scan found is made of times on disk. There may be millions, so they are
+ * sorted without the lock and put in place a few at a time; what is used meanwhile is in `used`
+ * already, and the oldest are always at the end.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -84,7 +84,8 @@ struct kvs_region;
 
 /* There are millions: what a lookup reads lies together at the end, beside the tags. */
 struct kvs_extent {
-    struct kvs_link lru; /* roots[root].recency, first = most recent; once gone roots[root].leaving */
+    struct kvs_link
+        lru; /* roots[root].recency, first = most recent; once gone roots[root].leaving */
     struct kvs_link dirty; /* roots[root].dirty_times, first = oldest change */
     struct kvs_link expiry; /* roots[root].expiry */
     struct kvs_file *file; /* open file, held; NULL: closed */
