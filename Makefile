@@ -140,7 +140,8 @@ test-slow: setup
 test-vllm: setup
 	@tools/make_vllm_venv.sh $(PYTHON) $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -c "import vllm"
-	@$(VLLM_VENV)/bin/python -m pytest tests/vllm --durations=10 --timeout=600
+	@$(VLLM_VENV)/bin/python -m pytest tests/vllm --durations=10 --timeout=600 \
+	    -o faulthandler_timeout=590
 
 # ---- set-up --------------------------------------------------------------------------------------
 

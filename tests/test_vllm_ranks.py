@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kvstore
+from kvstore_vllm.chains import Chains
 from kvstore_vllm.options import Options
 from kvstore_vllm.pages import EnginePages
 from kvstore_vllm.scheduler import Scheduler
@@ -287,3 +288,34 @@ def test_nothing_is_saved_that_was_computed_from_a_page_that_did_not_load(tmp_pa
 
 def longer_key(worker: Worker, one: kvstore.Layout, request: Request, block: int) -> bytes:
     return worker.store.cache(one).wrap(request.block_hashes)[block]
+
+
+def test_a_hit_that_is_computed_sooner_is_not_loaded_and_counted(tmp_path):
+    block = 16
+    words = {"gate": True, "load_gbps": 1e-6, "prefill_tps": 1e9}
+    engine = Engine(tmp_path, [layout(block * 1152, block)], **words)
+    request, table = Request.of("1", tokens(block * 9 + 1), block), list(range(10))
+    engine.step(request, table)
+    engine.end(request)
+    again = Request.of("2", tokens(block * 9 + 1), block)
+    assert engine.step(again, table) == 0
+    assert engine.scheduler.take_counts() == {"skips:gate": 1}
+    assert engine.workers[0].store.stats().puts_bytes == 9 * 16 * 1152 * LAYERS, "not saved twice"
+    engine.close()
+
+
+def test_keys_of_our_own_tell_apart_what_the_engines_hashes_do(tmp_path):
+    """Salt, adapter, images; a prompt of embeddings has no keys."""
+    one = layout(16 * 1152, 16)
+    with kvstore.open_blocking(tmp_path, pool="32MB") as store:
+        chains = Chains(store.cache(one), own=True)
+        plain = Request.of("1", tokens(64), 16)
+        image = SimpleNamespace(mm_position=SimpleNamespace(offset=20), identifier="a cat")
+        adapter = SimpleNamespace(lora_name="poet", lora_path="/adapters/1")
+        others = [{"cache_salt": "tenant"}, {"lora_request": adapter}, {"mm_features": [image]}]
+        changed = [chains.of(Request(**vars(plain) | other)) for other in others]
+        first = [chain[0] for chain in (chains.of(plain), *changed)]
+        last = {chain[-1] for chain in (chains.of(plain), *changed)}
+        assert len(last) == 4
+        assert first[3] == first[0], "before the image the prompts are the same"
+        assert len(chains.of(Request(**vars(plain) | {"prompt_embeds": object()}))) == 0

@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
+from engines import Engine, prompt, running, transfer
 from faulty import before_the_load, extents, flip_a_bit
-
-from conftest import Engine, prompt, running, transfer
 
 PROMPTS = [prompt(700, 11), prompt(400, 12)]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from conftest import prompt, running, transfer
+from engines import prompt, running, transfer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

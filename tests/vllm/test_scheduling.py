@@ -6,8 +6,7 @@ The engine has so few pages that what one request gives back another takes at on
 from typing import Any
 
 import pytest
-
-from conftest import Engine, prompt, running, transfer
+from engines import Engine, prompt, running, transfer
 
 SMALL = {"block_size": 32, "num_gpu_blocks_override": 40, "max_model_len": 1024,
          "max_num_batched_tokens": 256, "max_num_seqs": 4}  # fmt: skip

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import openai
 import pytest
-
-from conftest import prompt, transfer
+from engines import prompt, transfer
 
 ROOT = Path(__file__).parents[2]
 PROMPT = prompt(700, 51)

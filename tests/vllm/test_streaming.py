@@ -5,9 +5,9 @@ only a test moves; never from a stopwatch."""
 from typing import Any
 
 import pytest
+from engines import prompt, running, transfer
 from faulty import one_read_at_a_time, open_on, seconds_passing
 
-from conftest import prompt, running, transfer
 from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
 from kvstore_vllm.worker import Worker
 

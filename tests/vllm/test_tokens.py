@@ -1,8 +1,7 @@
 """Greedy tokens with kvstore are those without it, whatever the blocks went through."""
 
 import pytest
-
-from conftest import prompt, running, transfer
+from engines import prompt, running, transfer
 
 KINDS = ["llama", "qwen3", "deepseek_v2", "deepseek_v3"]
 PROMPTS = [prompt(700, 1), prompt(353, 2), prompt(66, 3)]

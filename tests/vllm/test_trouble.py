@@ -1,9 +1,12 @@
 """A device in trouble, a full cache, an abort in the middle of a load: each with its own engine."""
 
+from typing import Any
+
 import pytest
+from engines import prompt, running, transfer
 from faulty import before_the_load, flip_a_bit, open_on, seconds_passing
 
-from conftest import prompt, running, transfer
+from kvstore import Layout
 from kvstore.testing import Fault, FaultDevice, Injection, Io, VirtualClock
 
 PROMPTS = [prompt(700, 11), prompt(400, 12)]
@@ -56,6 +59,42 @@ def test_a_cache_that_is_full_during_a_load_serves_what_it_can(model_of, tmp_pat
             engine.forget()
         assert engine.store.stats().evicted_extents > 0
         assert engine.store.stats().leases == 0
+
+
+@pytest.mark.parametrize("harm", ["expired", "evicted"])
+def test_blocks_that_leave_between_lookup_and_load_are_computed(
+    model_of, tmp_path, monkeypatch, harm
+):
+    """Their lease has timed out: the worker comes to them days, or other prompts, too late."""
+    clock = VirtualClock()
+    open_on(monkeypatch, Injection(clock=clock))
+    words = {"capacity": "16MB", "reserve": 0, "pool": "64MB"}
+    with running(model_of("llama"), transfer(tmp_path, **words)) as engine:
+        expected = engine.tokens(PROMPTS)
+        engine.forget()
+
+        def leave() -> None:
+            clock.advance(8 * 86400 if harm == "expired" else 120)
+            engine.store.tick()
+            if harm == "evicted":
+                fill(engine.store)
+
+        before_the_load(monkeypatch, leave)
+        assert engine.tokens(PROMPTS) == expected
+        assert set(engine.store.stats().loads_by_reason) <= {harm, "absent"}
+        assert engine.metric("vllm:kvstore_lost_blocks") > 0
+        assert engine.store.stats().leases == 0
+
+
+def fill(store: Any) -> None:
+    """Other blocks, until the store has evicted all that it held."""
+    before = store.stats().extents
+    kv = store.cache(Layout(parts_by_layer=((("kv", 2**20),),), model="others", block_tokens=16))
+    for number in range(64):
+        if store.stats().evicted_extents >= before:
+            return
+        assert kv.put_blocking(number.to_bytes(32, "big"), bytes(2**20))
+    raise AssertionError("nothing was evicted")
 
 
 def test_pages_of_an_aborted_load_are_reused_at_once(model_of, tmp_path, monkeypatch):
