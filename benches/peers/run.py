@@ -297,7 +297,7 @@ def main() -> None:
             print("\n".join(phase_lines(phase.title, run.records) + facts_lines(run)), flush=True)
     print(f"{len(notes)} notes, {time.monotonic() - began:.0f} s", *notes, sep="\n")
     if options.keep:
-        print(f"kept: {keep(runs, {'command': command_line(), 'place': vars(place)})}")
+        print(f"kept: {keep(runs, {'command': command, 'place': vars(place)})}")
 
 
 if __name__ == "__main__":
