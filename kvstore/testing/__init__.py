@@ -2,7 +2,7 @@
 
 A store in memory with faults to inject (`open_fake`, `FakeDisk`) is for engines' own tests. A clock
 that a test drives, a device and a file system that fail on request (`Injection`) go into a real
-store, or a device that costs nothing (`NullDevice`). What a real device gives is `kvstore.raw_io`'s.
+store, or a device that costs nothing (`NullDevice`). What a real one gives: `kvstore.raw_io`.
 """
 
 from kvstore.testing.fake import open_fake, open_fake_blocking
