@@ -8,6 +8,7 @@ measures the device without a store (ceiling/) and the store, in turn. Nothing i
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -106,6 +107,7 @@ def read_jobs(options: argparse.Namespace, given: dict[str, str]) -> list[Job]:
 
 def main() -> None:
     options, given = parse_arguments(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an image is unmounted all the same
     try:
         jobs = read_jobs(options, given)
         results, skipped = [], {}

@@ -78,7 +78,7 @@ def timeline(
     axes.barh(layers, [end - start for start, end in spans], left=[start for start, _ in spans],
               color="tab:orange", label="computed")  # fmt: skip
     axes.plot(loaded_s, layers, marker=".", linestyle="", color="tab:blue", label="loaded")
-    axes.set(xlabel="seconds since the request", ylabel="layer", title=title)
+    axes.set(xlabel="seconds since the request", ylabel="layer", title=title, xlim=(0, None))
     axes.invert_yaxis()
     axes.legend()
     save(path, picture)

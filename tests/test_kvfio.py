@@ -245,9 +245,7 @@ def test_every_operation_is_in_one_bin_of_fios_distributions() -> None:
     assert facts["latency_us"]["100"] == 90.0  # at most 65.5 us
     assert facts["latency_us"]["500"] == 10.0  # at most 262 us
     assert list(facts["latency_ms"])[-2:] == ["2000", ">=2000"]
-    whole = [
-        percent for unit in ("ns", "us", "ms") for percent in facts[f"latency_{unit}"].values()
-    ]
-    assert sum(whole) == 100.0
+    units = [facts["latency_ns"], facts["latency_us"], facts["latency_ms"]]
+    assert sum(sum(unit.values()) for unit in units) == 100.0
     every = fio_json.distributions([1] * 24)
-    assert sum(map(sum, (one.values() for one in every.values()))) == pytest.approx(100.0)
+    assert sum(sum(unit.values()) for unit in every.values()) == pytest.approx(100.0)
