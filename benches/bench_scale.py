@@ -48,7 +48,7 @@ def match(options: argparse.Namespace) -> Rows:
             rows += [
                 (f"{what}: memory by which the process grew, bytes a block", Figures(per_block)),
                 (
-                    f"{what}: of it the index, bytes a block",
+                    f"{what}: of it by the store's own account, bytes a block",
                     Figures([filled.index_bytes / filled.blocks]),
                 ),
                 (f"{what}: match of {index_parts.CHAIN_BLOCKS} blocks, us", Figures(took)),

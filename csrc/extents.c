@@ -34,6 +34,17 @@ uint64_t kvs_extent_tag_of(void *argument, uint32_t extent, uint8_t position)
 
 /* ---- the table ---- */
 
+/* With its place in the table and what malloc adds. */
+static uint64_t record_bytes(uint32_t block_count)
+{
+    return sizeof(struct kvs_extent) + block_count * sizeof(uint64_t) + 2 * sizeof(void *);
+}
+
+uint64_t kvs_index_memory_locked(const struct kvs_store *store)
+{
+    return kvs_index_bytes(store->index) + store->extents_bytes;
+}
+
 static int number_take(struct kvs_store *store, uint32_t *number)
 {
     if (store->free_number_count > 0) {
@@ -80,6 +91,7 @@ int kvs_extent_add_locked(struct kvs_store *store, struct kvs_namespace *ns, uin
     extent->start = KVS_START_UNKNOWN;
     extent->pins = 1;
     table_set(store, number, extent);
+    store->extents_bytes += record_bytes(block_count);
     *out = extent;
     return 0;
 }
@@ -130,6 +142,7 @@ static void record_free(struct kvs_store *store, struct kvs_extent *extent)
     }
     kvs_file_release_locked(store, extent);
     table_set(store, extent->number, NULL);
+    store->extents_bytes -= record_bytes(extent->block_count);
     number_give_back(store, extent->number);
     free(extent);
 }

@@ -11,6 +11,8 @@ static inline struct kvs_extent *kvs_extent_at(const struct kvs_store *store, ui
 {
     return *(struct kvs_extent **)kvs_levels_at(&store->extents, sizeof(void *), number);
 }
+/* What is kept in memory of all blocks and extents, open files and the RAM tier apart. */
+uint64_t kvs_index_memory_locked(const struct kvs_store *store);
 uint64_t kvs_tag(const struct kvs_namespace *ns, const struct kvs_key *key);
 uint64_t kvs_extent_tag_of(void *store, uint32_t extent, uint8_t position); /* for the index */
 int kvs_extent_add_locked(struct kvs_store *store, struct kvs_namespace *ns, uint32_t root,

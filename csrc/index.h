@@ -4,7 +4,8 @@
  * Pure memory: no lock, no system call but allocation, and no key. A tag stands for a key (its
  * first bytes, mixed with the namespace by the caller) and is not kept here either: an entry holds
  * 24 bits of it, and the rest is asked of the caller, who keeps 8 bytes a block in his extent
- * table. Two keys may share a tag, so an answer is a hint until the key in the extent's header agrees.
+ * table. Two keys may share a tag, so an answer is a hint until the key in the extent's header
+ * agrees.
  *
  * Invariants:
  *   1. A tag may have several entries; they are found in the order in which they were inserted.

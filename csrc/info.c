@@ -69,7 +69,7 @@ void kvs_stats(struct kvs_store *store, struct kvs_stats *out)
     out->pool_free_bytes = kvs_arena_free_bytes(store->arena);
     out->pool_cached_bytes = store->cached_bytes;
     out->clock_step_s = store->wall.step_s;
-    out->index_bytes = kvs_index_bytes(store->index);
+    out->index_bytes = kvs_index_memory_locked(store);
     kvs_unlock(store);
 }
 

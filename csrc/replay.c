@@ -257,6 +257,6 @@ void kvs_replay_report(const struct kvs_replay *replay, struct kvs_replay_report
     out->stats = store->stats;
     out->stats.extents = store->live_extents;
     out->stats.blocks = store->live_blocks;
-    out->stats.index_bytes = kvs_index_bytes(store->index);
+    out->stats.index_bytes = kvs_index_memory_locked(store);
     out->used = store->roots[0].used_bytes;
 }

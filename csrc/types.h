@@ -302,6 +302,7 @@ struct kvs_store {
     struct kvs_levels extents; /* struct kvs_extent *, by number; NULL: free. See kvs_extent_at */
     struct kvs_levels free_numbers; /* uint32_t */
     uint32_t extent_count, free_number_count;
+    uint64_t extents_bytes; /* of memory, of all records with their place in the table */
     uint64_t live_extents, live_blocks;
     struct kvs_arena *arena;
     struct kvs_link cached; /* evictable regions, first = most recent */

@@ -215,7 +215,8 @@ METRICS = (
     # ---- what is held
     _stat("kvstore_extents", "gauge", lambda s: s.extents, "extents in the index"),
     _stat("kvstore_blocks", "gauge", lambda s: s.blocks, "blocks in the index"),
-    _stat("kvstore_index_bytes", "gauge", lambda s: s.index_bytes, "memory of the index"),
+    _stat("kvstore_index_bytes", "gauge", lambda s: s.index_bytes,
+          "memory of the index and the table of extents"),
     _stat("kvstore_leases", "gauge", lambda s: s.leases, "leases that protect blocks"),
     _stat("kvstore_open_files", "gauge", lambda s: s.open_files, "extents kept open"),
     Metric("kvstore_open_files_max", "gauge", (), "as many may be", _open_files_max),

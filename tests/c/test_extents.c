@@ -154,6 +154,36 @@ static void test_ends_that_were_all_ahead_come_in_exact_order(uint64_t seed)
     free(subject);
 }
 
+static struct kvs_extent *extent_of_16(struct subject *subject)
+{
+    struct kvs_extent *extent;
+    CHECK(kvs_extent_add_locked(subject->store, subject->ns, 0, 16, &extent) == 0);
+    for (int i = 0; i < 16; i++) {
+        extent->tags[i] = next_random(&subject->state);
+    }
+    extent->valid_until_s = now_s + DAY_S;
+    CHECK(kvs_extent_publish_locked(subject->store, extent) == 0);
+    extent->pins = 0;
+    return extent;
+}
+
+static void test_a_block_of_a_full_extent_takes_at_most_32_bytes(uint64_t seed)
+{
+    struct subject *subject = malloc(sizeof(*subject));
+    subject_open(subject, seed);
+    for (int i = 0; i < EXTENTS; i++) {
+        subject->extents[i] = extent_of_16(subject);
+        uint64_t blocks = 16 * ((uint64_t)i + 1);
+        CHECK(blocks < 2000 || kvs_index_memory_locked(subject->store) <= 32 * blocks);
+    }
+    for (int i = 0; i < EXTENTS; i++) {
+        forget(subject, i);
+    }
+    CHECK(kvs_index_memory_locked(subject->store) < 1024);
+    subject_close(subject);
+    free(subject);
+}
+
 static uint64_t count_of(const struct kvs_link *list)
 {
     uint64_t count = 0;
@@ -248,6 +278,7 @@ int main(void)
     test_ends_that_were_all_ahead_come_in_exact_order(seed);
     test_a_week_in_which_all_expire_is_taken_in_small_steps(seed);
     test_a_step_of_the_clock_moves_the_ends(seed);
+    test_a_block_of_a_full_extent_takes_at_most_32_bytes(seed);
     test_victims_come_in_the_order_of_use_after_a_scan(seed);
     return 0;
 }
