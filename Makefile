@@ -71,7 +71,7 @@ bench: setup  ## Run the benches (an hour); figures are shares of this disk's ow
 	    echo "== benches/$$bench"; $(PY) benches/$$bench; done
 
 bench-small: setup  ## Run each bench for seconds: does it work, has its JSON its shape
-	@$(PY) -m pytest -m bench tests/test_bench_small.py --timeout=600
+	@$(PY) -m pytest -m bench tests/test_bench_small.py --timeout=600 -o faulthandler_timeout=0
 
 torture: setup  ## Kill -9 an owner and its peers in N=100 rounds, then look at what is left
 	@PYTHONPATH=. $(PY) -m tests.torture --rounds $(or $(N),100) $(ARGS)
