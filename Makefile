@@ -74,7 +74,7 @@ bench: setup  ## Run the benches (an hour); figures are shares of this disk's ow
 	    echo "== benches/$$bench"; $(PY) benches/$$bench; done
 
 bench-small: setup  ## Run each bench for seconds: does it work, has its JSON its shape
-	@$(PY) -m pytest -m bench tests/test_bench_small.py --timeout=600
+	@$(PY) -m pytest -m bench tests/test_bench_small.py --timeout=600 -o faulthandler_timeout=0
 
 bench-vllm: setup  ## Time to first token of a vLLM server with and without a cache (ARGS=--small)
 	@tools/make_vllm_venv.sh $(PYTHON) $(VLLM_VENV)

@@ -27,6 +27,7 @@ from measure import Place, check_place, command_line, emit, place_of, skip
 SMALL_DEPTHS = (8, 32)
 SMALL = {
     "loops": "2",
+    "numjobs": "8",
     "prefix_tokens": "2048",
     "common_tokens": "1024",
     "turn_tokens": "1024",
