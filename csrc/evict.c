@@ -191,8 +191,8 @@ static void space_settle(struct kvs_root *root)
     }
 }
 
-/* One worker at a time evicts for puts, the others look again when it has: else each would evict for
- * room that one victim gives to all of them. 0, or -ENOSPC. */
+/* One worker at a time evicts for puts, the others look again when it has: else each would evict
+ * for room that one victim gives to all of them. 0, or -ENOSPC. */
 static int evict_in_turn(struct kvs_root *root)
 {
     struct kvs_store *store = root->store;
