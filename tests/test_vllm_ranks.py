@@ -76,10 +76,12 @@ class Engine:
         size = (self.layouts[rank].cell_bytes(0),)
         return torch.randint(0, 200, size, dtype=torch.uint8, generator=draw)
 
-    def compute(self, rank: int, request: Request, table: list[int], start: int, end: int) -> None:
+    def compute(
+        self, rank: int, layer: int, request: Request, table: list[int], start: int, end: int
+    ) -> None:
         for block in range(start, end):
-            for layer, rows in enumerate(self.workers[rank].pages.rows):
-                rows[table[block]] = self.truth(rank, request, block) + layer
+            rows = self.workers[rank].pages.rows[layer]
+            rows[table[block]] = self.truth(rank, request, block) + layer
 
     def wrong_pages(self, request: Request, table: list[int], blocks: int) -> list[Any]:
         return [
@@ -109,9 +111,9 @@ class Engine:
             worker.begin_step(orders)
             worker.start_loads()
         for rank, worker in enumerate(self.workers):
-            for name in worker.pages.names:
+            for layer, name in enumerate(worker.pages.names):
                 worker.wait_layer(name)
-                self.compute(rank, request, table, first, whole)
+                self.compute(rank, layer, request, table, first, whole)
                 worker.save_layer(name)
             worker.end_step()
             assert not worker.bad_pages()
@@ -213,7 +215,8 @@ def test_what_the_engine_has_itself_is_not_loaded_again(tmp_path):
     engine.step(request, table)
     engine.end(request)
     again, other = Request.of("2", tokens(block * 9 + 1), block), list(range(20, 30))
-    engine.compute(0, again, other, 0, 4)
+    for layer in range(LAYERS):
+        engine.compute(0, layer, again, other, 0, 4)
     assert engine.step(again, other, local=4 * block) == 5 * block
     assert engine.wrong_pages(again, other, 9) == []
     engine.close()
