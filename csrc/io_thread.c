@@ -64,6 +64,7 @@ static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_t
         return;
     }
     root->read_bytes_queued -= slot->piece_bytes;
+    root->read_bytes_in_flight += slot->piece_bytes;
     if (transfer->kind == KVS_TRANSFER_DIRECT) {
         transfer->load->stats.reads++;
     } else if (transfer->kind == KVS_TRANSFER_REGION && transfer->region->waiters) {
@@ -172,6 +173,9 @@ static struct kvs_transfer *piece_done(struct kvs_root *root, struct kvs_slot *s
     }
     transfer->in_flight--;
     root->ops_in_flight--;
+    if (slot->op.kind == KVS_IO_READ) {
+        root->read_bytes_in_flight -= slot->piece_bytes;
+    }
     root->bytes_in_flight -= slot->piece_bytes;
     slot->transfer = NULL;
     slot->next_free = root->free_slot;
