@@ -64,6 +64,7 @@ static void slot_fill(struct kvs_root *root, struct kvs_slot *slot, struct kvs_t
         return;
     }
     root->read_bytes_queued -= slot->piece_bytes;
+    root->read_bytes_in_flight += slot->piece_bytes;
     if (transfer->kind == KVS_TRANSFER_DIRECT) {
         transfer->load->stats.reads++;
     } else if (transfer->kind == KVS_TRANSFER_REGION && transfer->region->waiters) {
@@ -147,6 +148,9 @@ static void piece_done(struct kvs_root *root, struct kvs_slot *slot)
     }
     transfer->in_flight--;
     root->ops_in_flight--;
+    if (slot->op.kind == KVS_IO_READ) {
+        root->read_bytes_in_flight -= slot->piece_bytes;
+    }
     root->bytes_in_flight -= slot->piece_bytes;
     slot->transfer = NULL;
     slot->next_free = root->free_slot;

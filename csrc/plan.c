@@ -16,7 +16,9 @@
 
 #include "store.h"
 
-enum { ALIGN = 4096 };
+/* Fast devices are busy with this much, and serve all that they have been given at the same time:
+ * with more, a load's first layer comes no sooner than what was asked for long after it. */
+enum { ALIGN = 4096, READ_BYTES_IN_FLIGHT_MAX = 16 << 20 };
 
 struct kvs_transfer *kvs_read_new_locked(enum kvs_transfer_kind kind, struct kvs_file *file,
                                          uint64_t offset, uint8_t *memory, uint64_t bytes)
@@ -276,7 +278,8 @@ static struct kvs_load *next_load(struct kvs_root *root, uint64_t round)
 static int can_submit_more(const struct kvs_root *root)
 {
     return root->reads_queued < root->slot_count - root->ops_in_flight &&
-           root->bytes_in_flight + root->read_bytes_queued < root->bytes_in_flight_max;
+           root->bytes_in_flight + root->read_bytes_queued < root->bytes_in_flight_max &&
+           root->read_bytes_in_flight + root->read_bytes_queued < READ_BYTES_IN_FLIGHT_MAX;
 }
 
 void kvs_plan_reads_locked(struct kvs_root *root)

@@ -213,7 +213,7 @@ struct kvs_root {
     int io_running, io_asleep;
     struct kvs_slot *slots, *free_slot;
     uint32_t slot_count, ops_in_flight, ops_in_flight_max;
-    uint64_t bytes_in_flight, bytes_in_flight_max;
+    uint64_t bytes_in_flight, bytes_in_flight_max, read_bytes_in_flight;
     uint64_t device_read_bytes, device_written_bytes, device_errors;
     struct kvs_transfer *reads, **reads_tail; /* planned, not wholly submitted */
     struct kvs_transfer *writes, **writes_tail;

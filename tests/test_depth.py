@@ -189,6 +189,25 @@ def test_concurrent_loads_of_one_region_are_one_read(root: Path) -> None:
             load.close()
 
 
+def test_a_device_is_asked_for_16_mebibytes_at_once(root: Path) -> None:
+    """A device serves all it was given at the same time: with more, the first layer would come
+    with the last of them."""
+    with simulated(root, layout(), BLOCKS, pool="64MiB") as simulation:
+        simulation.open_files()
+        start = len(simulation.reads())
+        simulation.device.add(Fault.STALL, io=Io.READ, count=0)
+        load = simulation.load()
+        simulation.settle()
+        asked = simulation.reads(start)
+        assert all(record.completed_ns == -1 for record in asked)
+        assert sum(record.bytes for record in asked) == 16 * MIB < LAYERS * LAYER
+        simulation.device.clear()
+        simulation.device.release_stalled()
+        finish_device(simulation)
+        check_load(load, cells(), BLOCKS)
+        load.close()
+
+
 # ---- writes --------------------------------------------------------------------------------------
 
 
