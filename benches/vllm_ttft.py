@@ -27,9 +27,12 @@ from ttft.client import Answer, Client
 from ttft.prompts import Case, Prompt, plan
 from ttft.report import BASELINE, Report, Run, Sample, render
 from ttft.server import ServerError
+from ttft.slow_disk import slow_reads
 from ttft.variants import (
+    KVSTORE,
     LMCACHE,
-    UNGATED,
+    RECOMPUTE,
+    SLOW_BYTES,
     VARIANTS,
     Setting,
     Variant,
@@ -47,9 +50,11 @@ CHECKOUT = Path(__file__).parents[1]
 class Bench:
     """One model: its variants, its prompts, what was measured."""
 
-    def __init__(self, setting: Setting, names: Sequence[str], prompts: Sequence[Prompt]) -> None:
+    def __init__(
+        self, setting: Setting, variants: Sequence[Variant], prompts: Sequence[Prompt]
+    ) -> None:
         model = setting.model
-        self.variants = [Variant(name, setting) for name in names]
+        self.variants = variants
         self.prompts = prompts
         self.run = Run(
             model=model.name,
@@ -122,12 +127,15 @@ def serving(variants: list[Variant], errors: dict[str, str]) -> Iterator[dict[st
     """All of them started side by side, those that came up by name; the others go to `errors`."""
     with ExitStack() as stack:
         launched = {variant.name: variant.launch(stack) for variant in variants}
+        slow = {variant.name: variant.store for variant in variants if variant.slow}
         clients = {}
         for name, (engine, port) in launched.items():
             try:
                 engine.wait_for(f"http://127.0.0.1:{port}/health")
+                if name in slow:  # not before: it would read its libraries as slowly
+                    stack.enter_context(slow_reads(engine.group, slow[name], SLOW_BYTES))
                 clients[name] = Client(port)
-            except ServerError as error:
+            except (ServerError, OSError) as error:
                 errors[name] = str(error)
         yield clients
 
@@ -181,7 +189,6 @@ def run_model(
     model: models.Model, options: argparse.Namespace, folder: Path, save: Callable[[Run], None]
 ) -> None:
     cases = [Case(tokens, hit) for tokens in options.tokens or model.tokens for hit in options.hits]
-    names = [n for n in options.variants if n != UNGATED or model.shows_gate]
     setting = Setting(
         model=model,
         model_folder=models.write(model, folder / "model"),
@@ -191,8 +198,10 @@ def run_model(
         folder=folder,
         lmcache_folder=options.lmcache,
     )
-    bench = Bench(setting, names, plan(cases, options.rounds))
-    if LMCACHE in names and not (options.lmcache / "lmcache").is_dir():
+    variants = [Variant(name, setting) for name in options.variants]
+    variants = [variant for variant in variants if model.shows_gate or not variant.slow]
+    bench = Bench(setting, variants, plan(cases, options.rounds))
+    if LMCACHE in bench.run.commands and not (options.lmcache / "lmcache").is_dir():
         bench.run.errors[LMCACHE] = f"{options.lmcache} has none: tools/install_lmcache.sh"
     said(f"{model.name}: filling the stores of {', '.join(v.name for v in bench.able if v.keeps)}")
     bench.fill()
@@ -217,7 +226,7 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.small:
         options.models, options.tokens, options.rounds = ["tiny"], [1024], 2
-        options.variants = [name for name in options.variants if name not in (LMCACHE, UNGATED)]
+        options.variants = [RECOMPUTE, KVSTORE]
     if 0 not in options.hits or options.rounds < 1:
         parser.error("--hits must have 0, which all ratios are against; --rounds is at least 1")
     return options

@@ -4,6 +4,8 @@ What needs an engine is not here; `benches/vllm_ttft.py --small` runs all of it.
 """
 
 import json
+import os
+import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from kvstore import Layout
 from kvstore_vllm.options import options_of
-from ttft import models, prompts, variants
+from ttft import models, prompts, slow_disk, variants
 from ttft.prompts import Case
 from ttft.report import BASELINE, Report, Run, Sample, render, rows, same_answers
 from ttft.server import Server, ServerError, free_port
@@ -96,11 +98,11 @@ def setting(folder: Path, name: str) -> variants.Setting:
 
 def test_kvstores_settings_are_words_that_the_connector_knows(tmp_path: Path) -> None:
     gates = {}
-    for name in (variants.KVSTORE, variants.UNGATED):
+    for name in (variants.KVSTORE, variants.SLOW, variants.UNGATED):
         connector = variants.Variant(name, setting(tmp_path, "gqa")).connector(0)
         assert connector is not None
         gates[name] = options_of(connector["kv_connector_extra_config"]).gate
-    assert gates == {variants.KVSTORE: True, variants.UNGATED: False}
+    assert gates == {variants.KVSTORE: True, variants.SLOW: True, variants.UNGATED: False}
 
 
 def test_a_chunk_of_lmcache_is_whole_blocks_of_every_model(tmp_path: Path) -> None:
@@ -251,3 +253,40 @@ http.server.HTTPServer(("127.0.0.1", {port}), http.server.SimpleHTTPRequestHandl
     left = psutil.Process(child)
     server.stop()
     left.wait(30)
+
+
+def test_a_slow_disk_is_around_the_whole_process_group_and_is_taken_away_again(
+    tmp_path: Path,
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: makes a control group")
+    if not (slow_disk.CONTROLLER / "cgroup.procs").exists():
+        pytest.skip("needs cgroup v1's blkio controller")
+    program = "import os, sys; os.fork(); print(flush=True); sys.stdin.read()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    both = [parent.stdout.readline(), parent.stdout.readline()]
+    assert both == [b"\n", b"\n"]
+    group = slow_disk.CONTROLLER / f"kvstore-bench-{parent.pid}"
+    try:
+        with slow_disk.slow_reads(parent.pid, tmp_path, 500_000):
+            inside = (group / "cgroup.procs").read_text().split()
+            assert sorted(map(int, inside)) == sorted(slow_disk.processes_of(parent.pid))
+            assert len(inside) == 2
+            assert (group / "blkio.throttle.read_bps_device").read_text().endswith(" 500000\n")
+        assert not group.exists() and parent.poll() is None
+    finally:
+        parent.communicate(timeout=30)
+
+
+def test_a_slow_disk_that_cannot_be_had_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_disk, "CONTROLLER", tmp_path / "not mounted")
+    with pytest.raises(OSError, match="not mounted"), slow_disk.slow_reads(1, tmp_path, 1):
+        pass

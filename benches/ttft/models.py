@@ -61,7 +61,7 @@ class Model:
     block_tokens: int  # of the engine's KV cache on a CPU
     tokens: tuple[int, ...] = (1024, 2048, 4096, 8192)  # lengths of prompts worth measuring
     whole_prefill: bool = False  # no chunks, so a step takes the whole prompt
-    shows_gate: bool = False  # a load costs more than it saves
+    shows_gate: bool = False  # also with a disk so slow that a load costs more than it saves
 
 
 def gqa(name: str, what: str, *, layers: int, hidden: int, heads: int, kv_heads: int) -> Model:
@@ -114,7 +114,7 @@ MODELS = {
         replace(
             gqa(
                 "tiny",
-                "so small that computing a prompt costs less than fetching it",
+                "so small that computing costs less than fetching from a slow disk",
                 layers=2,
                 hidden=64,
                 heads=1,

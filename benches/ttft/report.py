@@ -125,7 +125,7 @@ def _render_run(run: Run) -> list[str]:
     lines = [
         f"== {run.model}: {run.what}; {run.dtype}, {run.kv_bytes_per_token:,} bytes of KV a token,"
         f" blocks of {run.block_tokens} tokens",
-        f"{'tokens':>6} {'hit':>5}  {'variant':<16}  {'TTFT ms, median (low to high)':<32}"
+        f"{'tokens':>6} {'hit':>5}  {'variant':<22}  {'TTFT ms, median (low to high)':<32}"
         f"  {'of recompute':<21}  cached tokens",
     ]
     lines += [_line(row) for row in rows(run)]
@@ -153,7 +153,7 @@ def _line(row: Row) -> str:
     low, high = min(row.cached.values), max(row.cached.values)
     cached = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
     return (
-        f"{row.case.tokens:>6} {row.case.hit:>3} %  {row.variant:<16}  {_ms(row.ttft_ms):<32}"
+        f"{row.case.tokens:>6} {row.case.hit:>3} %  {row.variant:<22}  {_ms(row.ttft_ms):<32}"
         f"  {share:<21}  {cached} of {row.expected}{'  SLOWER' if row.slower else ''}"
     )
 

@@ -51,6 +51,11 @@ class Server:
                 start_new_session=True,
             )
 
+    @property
+    def group(self) -> int:
+        """The process group of it and all its children."""
+        return self._process.pid
+
     def wait_for(self, url: str) -> None:
         """Until `url` answers with success. Raises ServerError after START_S, or when it ended."""
         deadline = time.monotonic() + START_S

@@ -19,9 +19,11 @@ from ttft.server import Server, free_port
 
 RECOMPUTE = "recompute"
 KVSTORE = "kvstore"
-UNGATED = "kvstore, no gate"
+SLOW = "kvstore, slow disk"
+UNGATED = "kvstore, slow, no gate"
 LMCACHE = "lmcache"
-VARIANTS = (RECOMPUTE, KVSTORE, UNGATED, LMCACHE)
+VARIANTS = (RECOMPUTE, KVSTORE, LMCACHE, SLOW, UNGATED)
+SLOW_BYTES = 500_000  # a second that a slow disk reads
 LMCACHE_CHUNK = 128  # tokens; 256 unless said, which would halve the hits of short prompts
 # The package that this bench itself runs with, and the connector of this checkout.
 KVSTORE_PATH = (Path(kvstore.__file__).parents[1], Path(__file__).parents[2] / "python")
@@ -79,6 +81,10 @@ class Variant:
     def keeps(self) -> bool:
         """Whether it has anything to fill before it is measured."""
         return self.name != RECOMPUTE
+
+    @property
+    def slow(self) -> bool:
+        return self.name in (SLOW, UNGATED)
 
     @property
     def unit(self) -> int:
