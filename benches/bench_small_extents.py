@@ -21,10 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore
+from ceiling import ReadCeiling
 from kvstore import Cache, Chain, Layout, Store
+from kvstore.raw_io import whole_files
 from kvstore.replay.request import keys_of_numbers
 from kvstore.replay.traces import Options, Trace
-from measure import Ceiling, Figures, check_place, command_line, pages_line
+from measure import Figures, check_place, command_line, store_words
 
 KEY_BYTES = 32
 TURNS = 40  # of a modelled chat
@@ -130,18 +132,23 @@ def wrapped(kv: Cache, keys: Keys, *, salt: bytes = b"") -> Chain:
 
 
 def report(
-    options: argparse.Namespace, sides: dict[str, Side], chains: list[Chain], ceiling: Ceiling
+    options: argparse.Namespace, sides: dict[str, Side], chains: list[Chain], ceiling: ReadCeiling
 ) -> dict[str, Any]:
     store = sides["small"].store
-    who, depth, best = ceiling.best("hot", "fresh", "fio")
-    fresh = ceiling.best("fresh")[2]
+    top, fresh = ceiling.samples.best(), ceiling.samples.best("fresh").figures
+    best = top.figures
     small, full = sides["small"].rates, sides["full"].rates
     return {
         "command": command_line(),
         "place": asdict(check_place(options.dir, 0)),
-        "store": pages_line(store.info()),
+        "store": store_words(store.info()),
         "prompts": [len(chain) for chain in chains],
-        "ceiling": {"who": who, "depth": depth, "gbps": best.median, "fresh": fresh.median},
+        "ceiling": {
+            "who": top.tool,
+            "depth": top.depth,
+            "gbps": best.median,
+            "fresh": fresh.median,
+        },
         "ratio": [one / other for one, other in zip(small, full, strict=True)],
         "sides": {
             name: {
@@ -213,12 +220,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             for twin in twins:
                 full.put(twin)
             paths = sorted(Path(folder).glob("*/*/*.kv"))[:512]
-            ceiling = Ceiling(
+            region_bytes = layout.blocks_per_extent * layout.cell_bytes(0)
+            ceiling = ReadCeiling(
                 paths,
-                layout.blocks_per_extent * layout.cell_bytes(0),
+                list(whole_files(paths, region_bytes)),
                 memory_bytes=store.info().pool.bytes,
                 seconds=options.seconds,
+                with_fio=not options.small,
             )
+            ceiling.warm_up()
             pairs = [(small, chains), (full, twins)]
             sample(pairs)  # faults code in
             for side, _ in pairs:

@@ -76,3 +76,24 @@ def test_the_pipeline_has_a_bound_for_every_model(tmp_path: Path) -> None:
     for row in found["models"]:
         assert row["ttft_s"]["median"] > 0 and row["bound_s"]["median"] > 0
         assert row["prefill_source"] and row["target_gbps"] > 0
+
+
+def test_small_extents_are_held_against_full_ones(tmp_path: Path) -> None:
+    found = bench("bench_small_extents.py", "--json", f"--dir={tmp_path}")
+    assert (
+        found["sides"]["small"]["blocks_per_extent"] < found["sides"]["full"]["blocks_per_extent"]
+    )
+    assert all(ratio > 0 for ratio in found["ratio"])
+
+
+def test_peers_run_or_are_listed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benches.peers.run", "--small", f"--dir={tmp_path}"]
+    done = subprocess.run(command, cwd=BENCHES.parent, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "kvstore single" in done.stdout and "ceiling GB/s" in done.stdout
+
+
+def test_scale_prints_every_part(tmp_path: Path) -> None:
+    found = bench("bench_scale.py", "--json", f"--dir={tmp_path}")
+    for what in ("keys of", "match of", "put", "first hit"):
+        assert any(what in row and min(values) > 0 for row, values in found.items()), what

@@ -21,11 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benches.measure import Ceiling, check_place
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what benches share
+
 from benches.peers import environment
 from benches.peers.child import Child, PeerFailed
 from benches.peers.report import Record, phase_lines
 from benches.peers.work import Work
+from ceiling import ReadCeiling
+from kvstore.raw_io import whole_files
+from measure import check_place
 
 RAW_BYTES = 1 << 20
 DEPTHS = (8, 16, 32)
@@ -132,7 +136,7 @@ class Run:
     def loads(self, candidate: Candidate) -> list[str]:
         return [k for k in self.phase.kinds if k in candidate.kinds and k != "put"]
 
-    def round(self, number: int, ceiling: Ceiling) -> None:
+    def round(self, number: int, ceiling: ReadCeiling) -> None:
         ceiling.sample()
         for candidate in self.in_turn(number):
             for kind in self.loads(candidate):
@@ -165,8 +169,8 @@ class Run:
         where = {"phase": self.phase.title, "peer": candidate.name, "kind": kind, "round": number}
         self.records.append({**where, **found})
 
-    def note_ceiling(self, ceiling: Ceiling) -> None:
-        for (memory, depth), values in ceiling.samples.items():
+    def note_ceiling(self, ceiling: ReadCeiling) -> None:
+        for (memory, depth), values in ceiling.samples.rounds.items():
             for number, gbps in enumerate(values):
                 self.records.append(
                     {"phase": self.phase.title, "kind": "ceiling", "memory": memory,
@@ -211,16 +215,20 @@ def run_phase(phase: Phase, raw: Path, folder: Path, options: argparse.Namespace
     with tempfile.TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
         run = Run(phase, Path(place), options)
         run.start(stack, [c for c in CANDIDATES if not options.only or c.name in options.only])
-        ceiling = Ceiling(
-            [raw], RAW_BYTES, memory_bytes=phase.work.nbytes, seconds=options.seconds, depths=DEPTHS
+        ceiling = ReadCeiling(
+            [raw],
+            list(whole_files([raw], RAW_BYTES)),
+            memory_bytes=phase.work.nbytes,
+            seconds=options.seconds,
+            depths=DEPTHS,
+            with_fio=not options.small,
         )
+        ceiling.warm_up()
         for number in range(options.rounds):
             run.round(number, ceiling)
         if "put" in phase.kinds:
             for number in range(options.writes):
                 run.write_round(number)
-        if not options.small:
-            ceiling.sample_fio()
         run.note_ceiling(ceiling)
         for child in run.children.values():
             child.close()
