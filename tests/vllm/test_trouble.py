@@ -1,5 +1,6 @@
 """A device in trouble, a full cache, an abort in the middle of a load: each with its own engine."""
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ def fill(store: Any) -> None:
     for number in range(64):
         if store.stats().evicted_extents >= before:
             return
-        assert kv.put_blocking(number.to_bytes(32, "big"), bytes(2**20))
+        assert kv.put_blocking(hashlib.sha256(bytes([number])).digest(), bytes(2**20))
     raise AssertionError("nothing was evicted")
 
 
