@@ -117,7 +117,7 @@ class Engine:
                 worker.save_layer(name)
             worker.end_step()
             assert not worker.bad_pages()
-            self.scheduler.stepped(worker.news() if rank == 0 else None)
+            self.scheduler.stepped(worker.news())
         request.num_computed_tokens += tokens
 
     def end(self, *requests: Request) -> None:
@@ -277,7 +277,7 @@ def test_nothing_is_saved_that_was_computed_from_a_page_that_did_not_load(tmp_pa
     worker.end_step()
     assert worker.bad_pages() == set(range(20, 28))
     news = worker.news()
-    assert news is not None and news.spoiled == {"2"}
+    assert news.spoiled == {"2"}
     engine.scheduler.stepped(news)
     # vLLM computes it from the first lost block on.
     longer.num_computed_tokens = 0

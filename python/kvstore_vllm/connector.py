@@ -132,9 +132,8 @@ class KVStoreConnector(KVConnectorBase_V1):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker.bad_pages()
 
-    def build_connector_worker_meta(self) -> News | None:
-        news = self.worker.news()
-        return None if news is None else News(news)
+    def build_connector_worker_meta(self) -> News:
+        return News(self.worker.news())
 
     # ----------------------------------------------------------------------------- scheduler
 
@@ -162,7 +161,8 @@ class KVStoreConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output: Any) -> None:
         told = connector_output.kv_connector_worker_meta
-        self.scheduler.stepped(told.worker if isinstance(told, News) else None)
+        if isinstance(told, News):
+            self.scheduler.stepped(told.worker)
         for request_id in connector_output.finished_recving or ():
             self.scheduler.loaded(request_id)
 

@@ -44,9 +44,10 @@ class SaveOrder:
 
 @dataclass(frozen=True)
 class StepOrders:
-    """What the scheduler asks of the workers in one step. ended: requests that are finished,
-    aborted or preempted."""
+    """What the scheduler asks of the workers in one step. ended: requests that are finished or
+    aborted. number: of the step; the workers' news repeat it."""
 
+    number: int = 0
     loads: list[LoadOrder] = field(default_factory=list)
     saves: list[SaveOrder] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
@@ -54,9 +55,13 @@ class StepOrders:
 
 @dataclass(frozen=True)
 class WorkerNews:
-    """What a worker tells the scheduler after a step. spoiled: requests whose blocks of this step
-    must not be taken for saved. loaded_bytes, load_s: of loads that ended; load_s 0: none did."""
+    """What a worker tells the scheduler after each step, by its number.
 
+    spoiled: requests whose blocks of this step must not be taken for saved. loaded_bytes, load_s:
+    of loads that ended; load_s 0: none did.
+    """
+
+    number: int
     spoiled: frozenset[str] = frozenset()
     loaded_bytes: int = 0
     load_s: float = 0.0
@@ -64,6 +69,7 @@ class WorkerNews:
     def merged(self, other: "WorkerNews") -> "WorkerNews":
         """Of two ranks: they read at the same time."""
         return WorkerNews(
+            number=self.number,
             spoiled=self.spoiled | other.spoiled,
             loaded_bytes=self.loaded_bytes + other.loaded_bytes,
             load_s=max(self.load_s, other.load_s),

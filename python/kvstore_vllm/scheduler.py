@@ -9,6 +9,7 @@ Invariants
 Knows nothing of vLLM's classes: requests and scheduler outputs are taken as they come.
 """
 
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ class Tracked:
 class _Step:
     """One that was ordered and did not come back yet. waited: requests that it loads for."""
 
+    number: int
     began_s: float
     tokens: int
     loads: bool
@@ -69,6 +71,7 @@ class Scheduler:
         self._tracked: dict[str, Tracked] = {}
         self._orders: list[LoadOrder] = []
         self._ended: list[str] = []
+        self._numbers = itertools.count(1)
         self._steps: deque[_Step] = deque()
         self._last_output_s = 0.0
 
@@ -160,10 +163,11 @@ class Scheduler:
                     saves.append(order)
         waited = [order.request_id for order in self._orders if order.waits]
         loads = bool(self._orders)
+        number = next(self._numbers)
         self._steps.append(
-            _Step(time.monotonic(), output.total_num_scheduled_tokens, loads, waited)
+            _Step(number, time.monotonic(), output.total_num_scheduled_tokens, loads, waited)
         )
-        orders = StepOrders(loads=self._orders, saves=saves, ended=self._ended)
+        orders = StepOrders(number, loads=self._orders, saves=saves, ended=self._ended)
         self._orders, self._ended = [], []
         return orders
 
@@ -202,18 +206,16 @@ class Scheduler:
         tracked.table_sent = end  # the page after may change
         return order
 
-    def stepped(self, news: WorkerNews | None) -> None:
-        """The oldest step that is under way came back."""
+    def stepped(self, news: WorkerNews) -> None:
+        """A step came back. Steps before it that never told anything are over, too."""
         now = time.monotonic()
-        if self._steps:
+        while self._steps and self._steps[0].number <= news.number:
             step = self._steps.popleft()
-            if not step.loads and not news:
+            if not step.loads and not news.load_s and not news.spoiled:
                 self.gate.saw_step(step.tokens, now - max(step.began_s, self._last_output_s))
             for request_id in step.waited:
                 self.loaded(request_id)
         self._last_output_s = now
-        if news is None:
-            return
         if news.load_s:
             self.gate.saw_load(news.loaded_bytes, news.load_s)
         for request_id in news.spoiled:

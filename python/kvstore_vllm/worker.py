@@ -90,14 +90,12 @@ class Worker:
     def bad_pages(self) -> set[int]:
         return self._loads.take_bad_ids()
 
-    def news(self) -> WorkerNews | None:
-        """For the scheduler; None when there is nothing to tell. Call it once a step, and before
-        `counts`."""
+    def news(self) -> WorkerNews:
+        """For the scheduler, once a step: also when nothing happened, it learns which one ended."""
         spoiled = self._saves.take_spoiled()
         loaded, seconds = self._loads.take_loaded()
-        if not spoiled and not seconds:
-            return None
-        return WorkerNews(spoiled=spoiled, loaded_bytes=loaded, load_s=seconds)
+        number = self._orders.number
+        return WorkerNews(number, spoiled=spoiled, loaded_bytes=loaded, load_s=seconds)
 
     def wait_saved(self, timeout: float = 60.0) -> None:
         """Until what was committed so far can be hit; for tests and for who shuts down."""

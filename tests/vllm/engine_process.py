@@ -33,6 +33,12 @@ def main() -> None:
         answer = {
             "tokens": [list(out.outputs[0].token_ids) for out in outs],
             "cached": [out.num_cached_tokens for out in outs],
+            "from_disk": sum(
+                found.value
+                for found in llm.get_metrics()
+                if found.name == "vllm:prompt_tokens_cached_by_source"
+                and found.labels["source"] == "disk"
+            ),
         }
         print("ANSWER", json.dumps(answer), flush=True)
     while job.get("stay"):

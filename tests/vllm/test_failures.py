@@ -27,6 +27,8 @@ def lose_all(engine: Engine) -> None:
 @pytest.mark.parametrize("harm", ["damaged", "unlinked", "deleted"])
 def test_blocks_lost_between_lookup_and_load_are_computed(engine, monkeypatch, harm):
     engine.forget()
+    assert engine.tokens(PROMPTS) == engine.expected  # saved again, if the last test lost them
+    engine.forget()
     blocks = engine.store.cache(engine.worker.layout)
 
     def delete() -> None:

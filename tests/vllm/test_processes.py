@@ -87,6 +87,7 @@ def test_what_was_saved_is_a_hit_after_kill_9_of_the_engine(model_of, tmp_path):
     assert cold["tokens"] == warm["tokens"] == expected
     assert cold["cached"] == [0, 0]
     assert warm["cached"] == [640, 256]
+    assert warm["from_disk"] == 640 + 256
 
 
 @pytest.mark.parametrize(("kind", "cached"), [("llama", [640, 256]), ("deepseek_v3", [688, 352])])
@@ -98,5 +99,6 @@ def test_two_tensor_parallel_ranks_hit_what_both_saved(model_of, tmp_path, kind,
         cold, warm = engine.answer(), engine.answer()
     assert cold["tokens"] == warm["tokens"]
     assert warm["cached"] == cached
+    assert warm["from_disk"] == sum(cached)
     namespaces = [path.parent for path in tmp_path.glob("*/layout.json")]
     assert len(namespaces) == (2 if kind == "llama" else 1)
