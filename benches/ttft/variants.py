@@ -143,7 +143,7 @@ class Variant:
         if self.name == LMCACHE:
             path = [str(self.setting.lmcache_folder)]
             env["LMCACHE_TRACK_USAGE"] = "false"
-            # Its buffers on huge pages, as kvstore's are: reads into 4 KiB pages are slower.
+            # Huge pages for what it allocates; its shared memory pool is not among that.
             env["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         env["PYTHONPATH"] = os.pathsep.join(path)
         return env
