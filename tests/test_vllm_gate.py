@@ -39,6 +39,15 @@ def test_small_steps_teach_nothing_about_prefill():
     assert gate.compute.value is None
 
 
+def test_what_every_step_costs_is_not_counted_as_computing_tokens():
+    """A step takes 50 ms and 20 us a token: a load of 10 ms for 5 ms of tokens is a bad deal."""
+    gate = Gate(bytes_per_s=1e9, overhead_s=0.01)
+    for tokens in (1, 512, 1, 1024, 1, 512):
+        gate.saw_step(tokens, 0.05 + tokens * 20e-6)
+    assert gate.refuses(tokens=256, nbytes=1000)
+    assert not gate.refuses(tokens=1024, nbytes=1000)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

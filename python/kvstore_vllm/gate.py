@@ -1,8 +1,10 @@
 """Load or compute: the estimate of both, learned while the engine runs. Pure.
 
 A load is worth it when reading its bytes takes less time than computing its tokens. Both rates are
-moving averages of what was seen. A refused load teaches nothing about loads, so every
-PROBE_EVERYth refusal in a row is let through: a bad measurement does not close the gate for good.
+moving averages of what was seen. A step costs something whatever it computes, and the step after a
+load costs it, too: it is learned from small steps, and is not a price of tokens. A refused load
+teaches nothing about loads, so every PROBE_EVERYth refusal in a row is let through: a bad
+measurement does not close the gate for good.
 
 Not thread-safe: the scheduler's alone.
 """
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 
 PROBE_EVERY = 16
 NEW_SHARE = 0.2  # of a new measurement in the moving average
-STEP_TOKENS_MIN = 64  # a smaller step is mostly overhead: it says little about prefill
+STEP_TOKENS_MIN = 64  # a smaller step is mostly overhead: it tells that, and little about prefill
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Gate:
         self.load = Rate(bytes_per_s)
         self.compute = Rate(tokens_per_s)
         self.overhead_s = overhead_s
+        self._small_steps = Rate()
         self._refused_in_a_row = 0
 
     def refuses(self, tokens: int, nbytes: int) -> bool:
@@ -72,5 +75,9 @@ class Gate:
 
     def saw_step(self, tokens: int, seconds: float) -> None:
         """A step without loads computed `tokens`."""
-        if tokens >= STEP_TOKENS_MIN:
-            self.compute.learn(tokens, seconds)
+        if tokens < STEP_TOKENS_MIN:
+            self._small_steps.learn(1, seconds)
+            return
+        a_second = self._small_steps.value
+        fixed_s = 1 / a_second if a_second else 0.0
+        self.compute.learn(tokens, max(seconds - fixed_s, seconds / 10))
