@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store.h"
+#include "plan.h"
 
 /* Fast devices are busy with this much, and serve all that they have been given at the same time:
  * with more, a load's first layer comes no sooner than what was asked for long after it. */

@@ -9,7 +9,7 @@
  */
 #include <errno.h>
 
-#include "store.h"
+#include "plan.h"
 
 enum { ALIGN = 4096 };
 

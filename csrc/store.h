@@ -251,19 +251,8 @@ uint64_t kvs_load_promised_locked(const struct kvs_store *store, const struct kv
 void kvs_load_spans_locked(struct kvs_load *load);
 /* Turns the next spans into transfers, as many as the device can be given now. */
 void kvs_plan_reads_locked(struct kvs_root *root);
-/* A transfer that reads `bytes` at `offset`, with a reference to the file; NULL: no memory. */
-struct kvs_transfer *kvs_read_new_locked(enum kvs_transfer_kind kind, struct kvs_file *file,
-                                         uint64_t offset, uint8_t *memory, uint64_t bytes);
-/* Once plan.c has attached it, while the lock is held. */
-struct kvs_file *kvs_span_file_locked(const struct kvs_load_span *span);
-/* Cells of the span that are still worth reading: those before the first known bad block. */
-uint32_t kvs_span_wanted_locked(const struct kvs_load *load, uint32_t layer,
-                                const struct kvs_load_span *span);
-int kvs_region_covers(const struct kvs_region *region, uint32_t first, uint32_t count);
 /* One span through the pool: 0, or -EAGAIN when there is no room now. */
 int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
-/* The same straight into caller memory, plan_direct.c: 0, or -ENOTSUP when alignment forbids it. */
-int kvs_plan_direct_locked(struct kvs_load *load, uint32_t layer, uint32_t span);
 /* A read is over (or given up): verify, copy, tell the loads. 1 when it has to be read again. */
 int kvs_transfer_read_done(struct kvs_root *root, struct kvs_transfer *transfer);
 void kvs_deliver_waiters(struct kvs_store *store, struct kvs_region *region);
