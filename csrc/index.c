@@ -373,6 +373,16 @@ int kvs_index_find(const struct kvs_index *index, uint64_t tag, struct kvs_index
     return 0;
 }
 
+void kvs_index_prefetch(const struct kvs_index *index, uint64_t near, uint64_t far)
+{
+    const struct bucket *bucket = bucket_at(index, bucket_of(index, near));
+    __builtin_prefetch(bucket_at(index, bucket_of(index, far)));
+    if (bucket->count > 0) {
+        __builtin_prefetch(node_at(index, bucket->first)->marks);
+        __builtin_prefetch(node_at(index, bucket->first)->extents);
+    }
+}
+
 uint64_t kvs_index_count(const struct kvs_index *index)
 {
     return index->entry_count;

@@ -46,6 +46,9 @@ struct kvs_index_cursor {
     uint32_t probed; /* entries looked at so far */
 };
 
+/* Finds of `near` and then of `far` are to come: their memory is fetched meanwhile. Not needed. */
+void kvs_index_prefetch(const struct kvs_index *index, uint64_t near, uint64_t far);
+
 /* 1: the cursor holds the next entry of the tag; 0: there is no other. */
 int kvs_index_find(const struct kvs_index *index, uint64_t tag, struct kvs_index_cursor *cursor);
 

@@ -10,6 +10,8 @@
 
 #include "store.h"
 
+enum { NEAR = 4, FAR = 8 }; /* extents ahead of the one that is looked up */
+
 enum kvs_reason kvs_miss_reason_locked(struct kvs_store *store, struct kvs_namespace *ns,
                                        const struct kvs_key *key)
 {
@@ -57,7 +59,13 @@ uint64_t kvs_match_locked(struct kvs_store *store, struct kvs_namespace *ns,
             *reason = sure ? KVS_REASON_EXPIRED : KVS_REASON_PENDING;
             break;
         }
-        at += kvs_extent_follow_locked(extent, position, &keys[at], count - at);
+        uint32_t followed = kvs_extent_follow_locked(extent, position, &keys[at], count - at);
+        at += followed;
+        /* Those behind it are likely to be as long. */
+        if (at + FAR * followed < count) {
+            kvs_index_prefetch(store->index, kvs_tag(ns, &keys[at + NEAR * followed]),
+                               kvs_tag(ns, &keys[at + FAR * followed]));
+        }
     }
     return at;
 }
