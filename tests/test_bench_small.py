@@ -56,7 +56,7 @@ def test_the_ceiling_by_itself(direction: str, tmp_path: Path) -> None:
     picture = tmp_path / "bandwidth.png"
     words = (f"--rw={direction}", f"--directory={tmp_path}", f"--plot={picture}", "--json")
     found = bench("ceiling", *words, "--ioengine", "auto", "threads", "--bs", "72k")
-    assert [row["engine"] for row in found["rows"]] == ["auto", "threads"]
+    assert [row["asked_engine"] for row in found["rows"]] == ["auto", "threads"]
     assert all(row["tools"]["fresh"]["gbps"]["median"] > 0 for row in found["rows"])
     assert found["place"]["kernel"] and picture.exists()
 

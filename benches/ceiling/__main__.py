@@ -54,7 +54,7 @@ class Row:
         }
         of_first = ratios(mine.best("fresh").figures.values, other.best("fresh").figures.values)
         return {
-            "engine": self.engine,
+            "asked_engine": self.engine,
             "io_bytes": self.io_bytes,
             "cpu_us": Figures(self.cpu_us).facts() if self.cpu_us else None,
             "of_first_engine": of_first.facts(),
