@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "room.h"
 #include "store.h"
 #include "xxh3.h"
 
@@ -99,7 +100,7 @@ static void copy_to_waiter(struct kvs_store *store, struct kvs_region *region,
     kvs_unlock(store);
     kvs_into_copy(load, layer, local, cells, good);
     kvs_lock(store);
-    load->held_bytes -= region->bytes;
+    kvs_room_give_locked(load, layer, region->bytes);
     kvs_load_memory_done_locked(load);
 }
 
@@ -112,7 +113,7 @@ static void deliver_one_locked(struct kvs_store *store, struct kvs_region *regio
         return;
     }
     if (load->runs[(size_t)waiter->layer * load->span_count + waiter->span].over) {
-        load->held_bytes -= region->bytes;
+        kvs_room_give_locked(load, waiter->layer, region->bytes);
         return;
     }
     uint32_t ahead = (uint32_t)(span->position - region->first);

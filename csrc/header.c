@@ -63,7 +63,8 @@ static enum kvs_reason head_read(struct kvs_root *root, const char *path, uint8_
     int error = fs->calls->stat_fd(fs, opened, stat);
     if (!error) {
         uint64_t there = stat->bytes > KVS_FORMAT_PAGE_BYTES ? stat->bytes : KVS_FORMAT_PAGE_BYTES;
-        error = fs->calls->read_at(fs, opened, head, there < head_bytes ? there : head_bytes, 0);
+        error = fs->calls->read_at(fs, opened, head,
+                                   (uint32_t)(there < head_bytes ? there : head_bytes), 0);
     }
     enum kvs_reason reason = error ? kvs_reason_of_errno(error) : KVS_REASON_NONE;
     if (!reason) {

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "room.h"
 #include "store.h"
 
 void kvs_load_hold_locked(struct kvs_load *load)
@@ -66,7 +67,7 @@ static void release_layer_locked(struct kvs_load *load, uint32_t layer)
     for (uint32_t i = 0; load->runs && i < load->span_count; i++) {
         struct kvs_run *run = &load->runs[(size_t)layer * load->span_count + i];
         if (run->region) {
-            load->held_bytes -= run->region->bytes;
+            kvs_room_give_locked(load, layer, run->region->bytes);
             kvs_region_drop_locked(load->store, run->region);
             run->region = NULL;
         }
@@ -144,7 +145,7 @@ void kvs_load_end_locked(struct kvs_load *load, enum kvs_reason reason)
     kvs_load_drop_locked(load);
 }
 
-static void progress_locked(struct kvs_load *load)
+void kvs_load_progress_locked(struct kvs_load *load)
 {
     while (load->layers_ready < load->ns->layer_count &&
            load->layers[load->layers_ready].pending == 0) {
@@ -172,7 +173,7 @@ void kvs_load_span_done_locked(struct kvs_load *load, uint32_t layer, uint32_t s
     assert(load->layers[layer].pending > 0);
     load->layers[layer].pending--;
     if (load->state == KVS_LOAD_RUNNING) {
-        progress_locked(load);
+        kvs_load_progress_locked(load);
     }
 }
 
@@ -193,56 +194,6 @@ void kvs_load_memory_done_locked(struct kvs_load *load)
     assert(load->memory_users > 0);
     if (--load->memory_users == 0 && load->state == KVS_LOAD_ENDED) {
         kvs_ticket_finish_locked(load->drained, 0);
-    }
-}
-
-/* Past 7/8 of the pool nothing is promised, so that pieces of different sizes still find room. */
-static int within_budget(const struct kvs_load *load)
-{
-    return load->store->reserved_total + load->reserved_bytes <=
-           kvs_arena_bytes(load->store->arena) / 8 * 7;
-}
-
-/* While a load waits for room, the running ones read no further ahead than they were promised. */
-uint64_t kvs_load_promised_locked(const struct kvs_store *store, const struct kvs_load *load)
-{
-    uint64_t bytes = 0;
-    const struct kvs_link *head = &store->loads;
-    int waiting_seen = 0;
-    for (const struct kvs_link *at = head->next; at != head; at = at->next) {
-        const struct kvs_load *other = KVS_ENTRY(at, struct kvs_load, link);
-        int next = other->state == KVS_LOAD_WAITING && !waiting_seen;
-        waiting_seen |= next;
-        if (other != load && other->held_bytes < other->reserved_bytes &&
-            (other->state == KVS_LOAD_RUNNING || (next && within_budget(other)))) {
-            bytes += other->reserved_bytes - other->held_bytes;
-        }
-    }
-    return bytes;
-}
-
-/* First come, first served: a load waits until its largest layer is sure to fit: others may have
- * read ahead into room that they were not promised. */
-void kvs_load_admit_locked(struct kvs_store *store)
-{
-    for (struct kvs_link *at = store->loads.next; at != &store->loads;) {
-        struct kvs_load *load = KVS_ENTRY(at, struct kvs_load, link);
-        at = at->next;
-        if (load->state != KVS_LOAD_WAITING) {
-            continue;
-        }
-        if (!within_budget(load) ||
-            kvs_pool_room_locked(store) <
-                kvs_load_promised_locked(store, load) + load->reserved_bytes) {
-            return;
-        }
-        load->state = KVS_LOAD_RUNNING;
-        store->reserved_total += load->reserved_bytes;
-        kvs_wake_all(store);
-        progress_locked(load); /* all of it may be given up already */
-        if (load->state == KVS_LOAD_ENDED) {
-            return; /* ending it came back here for the others */
-        }
     }
 }
 

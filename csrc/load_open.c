@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "room.h"
 #include "store.h"
 
 /* Spans for what the index knows; the first block it does not know ends the load's good prefix. */
@@ -34,6 +35,7 @@ void kvs_load_spans_locked(struct kvs_load *load)
             *span = (struct kvs_load_span){.extent = extent, .first_block = at};
             span->position = position;
             span->root = extent->root;
+            load->span_roots |= 1u << extent->root;
             span->count = (uint8_t)kvs_extent_follow_locked(extent, position, &keys[at], end - at);
             kvs_extent_pin_locked(extent);
             kvs_file_want_locked(store, extent);

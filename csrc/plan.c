@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "plan.h"
+#include "room.h"
 
 /* Fast devices are busy with this much, and serve all that they have been given at the same time:
  * with more, a load's first layer comes no sooner than what was asked for long after it. */
@@ -42,14 +43,6 @@ struct kvs_file *kvs_span_file_locked(const struct kvs_load_span *span)
 
 /* ---- through the pool ---- */
 
-static int room_for(const struct kvs_load *load, uint64_t bytes)
-{
-    if (load->held_bytes + bytes <= load->reserved_bytes) {
-        return 1;
-    }
-    return kvs_pool_room_locked(load->store) >= kvs_load_promised_locked(load->store, load) + bytes;
-}
-
 int kvs_region_covers(const struct kvs_region *region, uint32_t first, uint32_t count)
 {
     return region && region->state != KVS_REGION_BAD && region->state != KVS_REGION_STAGING &&
@@ -66,7 +59,7 @@ static int waiter_add(struct kvs_region *region, struct kvs_load *load, uint32_t
     *waiter = (struct kvs_waiter){region->waiters, load, layer, span};
     region->waiters = waiter;
     kvs_load_hold_locked(load);
-    load->held_bytes += region->bytes;
+    kvs_room_take_locked(load, layer, region->bytes);
     return 0;
 }
 
@@ -77,12 +70,12 @@ static int take_from_ram(struct kvs_load *load, uint32_t layer, uint32_t span,
     struct kvs_store *store = load->store;
     uint64_t cells = load->spans[span].count;
     if (!load->into.targets) {
-        if (!room_for(load, region->bytes)) {
+        if (!kvs_room_for_locked(load, layer, region->bytes)) {
             return -EAGAIN;
         }
         kvs_region_hold_locked(store, region);
         load->runs[(size_t)layer * load->span_count + span].region = region;
-        load->held_bytes += region->bytes;
+        kvs_room_take_locked(load, layer, region->bytes);
         load->stats.ram_bytes += cells * region->cell_bytes;
         kvs_load_span_done_locked(load, layer, span);
         return 0;
@@ -128,7 +121,7 @@ static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_n
     uint64_t start = kvs_span_file_locked(span)->region_offsets[layer] + span->position * cell;
     uint64_t first = start / ALIGN * ALIGN;
     uint64_t bytes = (start + count * cell + ALIGN - 1) / ALIGN * ALIGN - first;
-    if (!room_for(load, bytes)) {
+    if (!kvs_room_for_locked(load, layer, bytes)) {
         return -EAGAIN;
     }
     struct kvs_region *region = kvs_region_open_locked(store, bytes);

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "room.h"
 #include "store.h"
 #include "xxh3.h"
 

@@ -243,11 +243,10 @@ void kvs_load_cut_locked(struct kvs_load *load, uint32_t layer, uint64_t block,
                          enum kvs_reason reason);
 /* Why there are fewer blocks than asked for in `layer`, which is ready. */
 enum kvs_reason kvs_load_reason_locked(const struct kvs_load *load, uint32_t layer);
+/* It may be over: all of it done, or given up. */
+void kvs_load_progress_locked(struct kvs_load *load);
 void kvs_load_memory_done_locked(struct kvs_load *load);
 void kvs_load_deadlines_locked(struct kvs_store *store, int64_t now_ns);
-void kvs_load_admit_locked(struct kvs_store *store);
-/* Pool bytes that others than `load` may count on: running loads, and the next to be admitted. */
-uint64_t kvs_load_promised_locked(const struct kvs_store *store, const struct kvs_load *load);
 void kvs_load_spans_locked(struct kvs_load *load);
 /* Turns the next spans into transfers, as many as the device can be given now. */
 void kvs_plan_reads_locked(struct kvs_root *root);

@@ -113,6 +113,7 @@ struct kvs_load_layer_state {
     uint32_t pending; /* spans not done */
     uint64_t good; /* leading blocks, counted from first */
     uint64_t blocks; /* once ready: min over layers 0..this */
+    uint64_t held_bytes; /* of the load's, in the pool */
     uint8_t reason, ready, released;
     int64_t ready_ns;
     struct kvs_ticket *ticket; /* held */
@@ -130,6 +131,7 @@ struct kvs_load {
     uint32_t layers_ready;
     uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
     uint64_t tried_round[KVS_ROOTS_MAX];
+    uint32_t span_roots;    /* bit per root that has spans */
     uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
     uint64_t first, blocks; /* of the lease */
     uint8_t state;

@@ -260,3 +260,41 @@ def test_room_that_is_waited_for_costs_no_device_time(root: Path) -> None:
             clock.advance(6)
             store.tick()
             assert load.wait(LAYERS - 1, timeout=0).reason == "pool"
+
+
+def test_a_fast_root_reading_ahead_leaves_a_slow_one_its_room(tmp_path: Path) -> None:
+    """A layer lies on all roots. Once the fast root had filled the pool with later layers, the slow
+    one found no room for the layer that was awaited, until the deadline ended the load."""
+    roots = [tmp_path / "fast", tmp_path / "slow"]
+    fine = Layout(
+        parts_by_layer=layout().parts_by_layer,
+        model="roots",
+        block_tokens=BLOCK_TOKENS,
+        extent_blocks=1,
+    )
+    with opened(*roots, pool="128MiB") as store:
+        kv = store.cache(fine)
+        assert write(kv, kv.keys(prompt(BLOCKS)), cells_of(fine, BLOCKS)) == BLOCKS
+    clock = VirtualClock()
+    fast = FaultDevice(clock)
+    slow = FaultDevice(clock, latency_ns=MIB, depth=1, auto_advance=False)
+    with opened(*roots, pool=POOL, _testing=Injection(clock=clock, devices=[fast, slow])) as store:
+        until(lambda: not any(root.warming for root in store.info().roots))
+        kv = store.cache(fine)
+        with kv.load(kv.match(kv.keys(prompt(BLOCKS))), deadline="60s") as load:
+            until(slow.log)
+            fast.settle()
+            for index in range(LAYERS):
+                until(lambda index=index: is_ready(load, index, clock))
+                with load.wait(index, timeout=0) as layer:
+                    assert (layer.blocks, layer.reason) == (BLOCKS, None)
+
+
+def is_ready(load: Load, layer: int, clock: VirtualClock) -> bool:
+    """Lets time pass where the slow device needs it."""
+    try:
+        load.wait(layer, timeout=0)
+    except TimeoutError:
+        clock.advance(0.01)
+        return False
+    return True
