@@ -44,7 +44,8 @@ class Filled:
 
 def replay_of(extent_blocks: int, capacity_blocks: int) -> _core.Replay:
     charges = np.arange(1, extent_blocks + 1, dtype=np.uint64)
-    return _core.Replay(CLASSES, charges.tobytes(), capacity_blocks)
+    always = _core.ADMISSIONS["always"]
+    return _core.Replay(CLASSES, charges.tobytes(), capacity_blocks, always, 0, 0)
 
 
 def keys_of_chains(count: int, kept: Sequence[bytes]) -> Iterator[bytes]:
@@ -67,7 +68,7 @@ def fill(blocks: int, extent_blocks: int) -> Filled:
     before, put_us = resident_bytes(), []
     for number, keys in enumerate(keys_of_chains(count, kept)):
         began = time.perf_counter()
-        replay.request(number * 1000, keys, CHAIN_BLOCKS, 0)
+        replay.request(number * 1000, keys, 0)
         put_us.append((time.perf_counter() - began) * 1e6 / extents)
     grown = resident_bytes() - before
     return Filled(count * CHAIN_BLOCKS, extent_blocks, replay, kept, grown, put_us)
@@ -95,7 +96,7 @@ def churn_us(extents: int, extent_blocks: int, chains: int) -> list[float]:
     for number in range(extents // per_chain + chains):
         keys = random.bytes(CHAIN_BLOCKS * 32)
         began = time.perf_counter()
-        replay.request(number * 1000, keys, CHAIN_BLOCKS, 0)
+        replay.request(number * 1000, keys, 0)
         took.append((time.perf_counter() - began) * 1e6 / per_chain)
     report = replay.report()
     if report["evicted_blocks"] < (chains - 1) * CHAIN_BLOCKS:
