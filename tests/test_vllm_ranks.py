@@ -1,152 +1,16 @@
 """The connector without vLLM: several workers and a scheduler over one root, on simulated pages.
 
-What a step does is driven by hand, as vLLM does it: look up, allocate, order, load, compute, save.
 Block sizes and page forms that a CPU engine does not have are here.
 """
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 import kvstore
 from kvstore_vllm.chains import Chains
-from kvstore_vllm.options import Options
-from kvstore_vllm.pages import EnginePages
-from kvstore_vllm.scheduler import Scheduler
 from kvstore_vllm.worker import Worker
-
-LAYERS = 3
-PAGES = 40
-
-
-def layout(page_bytes: int, block_tokens: int, rank: tuple[int, int] = (0, 1)) -> kvstore.Layout:
-    return kvstore.Layout(
-        parts_by_layer=((("kv", page_bytes),),) * LAYERS,
-        model="test/model", block_tokens=block_tokens, rank=rank,
-    )  # fmt: skip
-
-
-def memory(page_bytes: int, *, aligned: bool = False) -> dict[str, torch.Tensor]:
-    """Engine tensors: like vLLM's on a CPU 64 bytes past a page boundary, or on one."""
-    stride = PAGES * page_bytes
-    room = torch.zeros(LAYERS * stride + 8192, dtype=torch.uint8)
-    start = -room.data_ptr() % 4096 + (0 if aligned else 64)
-    layers = room[start : start + LAYERS * stride].view(LAYERS, PAGES, page_bytes)
-    return {f"layer.{i}": layers[i] for i in range(LAYERS)}
-
-
-class Request(SimpleNamespace):
-    """What the connector looks at of an engine's request."""
-
-    @classmethod
-    def of(cls, name: str, tokens: list[int], block_tokens: int) -> "Request":
-        keys = kvstore.chain.chain_of_tokens(tokens, block_tokens=block_tokens)
-        return cls(
-            request_id=name, all_token_ids=tokens, num_tokens=len(tokens), block_hashes=list(keys),
-            num_prompt_tokens=len(tokens), num_computed_tokens=0, cache_salt=None, mm_features=[],
-            lora_request=None, prompt_embeds=None,
-        )  # fmt: skip
-
-
-class Engine:
-    """A scheduler and its workers; a page's bytes follow from rank and tokens."""
-
-    def __init__(self, root: Any, layouts: list[kvstore.Layout], writers: list[bool] | None = None,
-                 *, aligned: bool = False, **words: Any) -> None:  # fmt: skip
-        words = {"pool": "32MB", "capacity": "512MB", "gate": False} | words
-        options = Options(paths=(str(root),), **words)
-        self.layouts = layouts
-        self.block = layouts[0].block_tokens
-        self.workers = []
-        for rank, one in enumerate(layouts):
-            saves = writers is None or writers[rank]
-            worker = Worker(options, saves=saves, owner=rank == 0)
-            tensors = memory(one.cell_bytes(0), aligned=aligned)
-            worker.attach(EnginePages(tensors, PAGES), one)
-            self.workers.append(worker)
-        self.scheduler = Scheduler(options, loads=True, saves=True)
-        self.scheduler.attach(layouts, own_keys=False)
-
-    def truth(self, rank: int, request: Request, block: int) -> torch.Tensor:
-        """What rank's page of the block must hold in layer 0; layer l has it plus l."""
-        seed = hash((self.layouts[rank].rank, request.block_hashes[block])) % 2**31
-        draw = torch.Generator().manual_seed(seed)
-        size = (self.layouts[rank].cell_bytes(0),)
-        return torch.randint(0, 200, size, dtype=torch.uint8, generator=draw)
-
-    def compute(
-        self, rank: int, layer: int, request: Request, table: list[int], start: int, end: int
-    ) -> None:
-        for block in range(start, end):
-            rows = self.workers[rank].pages.rows[layer]
-            rows[table[block]] = self.truth(rank, request, block) + layer
-
-    def wrong_pages(self, request: Request, table: list[int], blocks: int) -> list[Any]:
-        return [
-            (rank, block, layer)
-            for rank, worker in enumerate(self.workers)
-            for block in range(blocks)
-            for layer, rows in enumerate(worker.pages.rows)
-            if not torch.equal(rows[table[block]], self.truth(rank, request, block) + layer)
-        ]
-
-    def step(self, request: Request, table: list[int], *, local: int = 0) -> int:
-        """One whole step of a prompt; how many tokens came from the store."""
-        hit = self.scheduler.matched_tokens(request, local)
-        while hit is None:
-            hit = self.scheduler.matched_tokens(request, local)
-        self.scheduler.allocated(request, table, hit)
-        request.num_computed_tokens = local + hit
-        todo = request.num_tokens - request.num_computed_tokens
-        self.run(request, table, todo)
-        return hit
-
-    def run(self, request: Request, table: list[int], tokens: int) -> None:
-        whole = request.num_tokens // self.block
-        first = request.num_computed_tokens // self.block
-        orders = self.scheduler.orders(output(request, table, tokens))
-        for worker in self.workers:
-            worker.begin_step(orders)
-            worker.start_loads()
-        for rank, worker in enumerate(self.workers):
-            for layer, name in enumerate(worker.pages.names):
-                worker.wait_layer(name)
-                self.compute(rank, layer, request, table, first, whole)
-                worker.save_layer(name)
-            worker.end_step()
-            assert not worker.bad_pages()
-            self.scheduler.stepped(worker.news())
-        request.num_computed_tokens += tokens
-
-    def end(self, *requests: Request) -> None:
-        for request in requests:
-            self.scheduler.finished(request.request_id)
-        orders = self.scheduler.orders(output(None, [], 0))
-        for worker in self.workers:
-            worker.begin_step(orders)
-            worker.start_loads()
-            worker.end_step()
-            worker.wait_saved()
-
-    def close(self) -> None:
-        self.scheduler.close()
-        for worker in self.workers:
-            worker.close()
-
-
-def output(request: Request | None, table: list[int], tokens: int) -> Any:
-    """The parts of a SchedulerOutput that the connector looks at."""
-    return SimpleNamespace(
-        num_scheduled_tokens={request.request_id: tokens} if request else {},
-        total_num_scheduled_tokens=tokens,
-        kv_connector_block_state=SimpleNamespace(get_block_ids=lambda _: (list(table),)),
-    )
-
-
-def tokens(count: int, seed: int = 0) -> list[int]:
-    return [(seed * 7919 + i * 31) % 5000 for i in range(count)]
+from tests.support.vllm_steps import LAYERS, Engine, Request, layout, output, tokens
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
@@ -322,3 +186,38 @@ def test_keys_of_our_own_tell_apart_what_the_engines_hashes_do(tmp_path):
         assert len(last) == 4
         assert first[3] == first[0], "before the image the prompts are the same"
         assert len(chains.of(Request(**vars(plain) | {"prompt_embeds": object()}))) == 0
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["sharded", "one copy"])
+def test_no_rank_keeps_what_was_computed_after_another_rank_lost_a_block(tmp_path, shared):
+    """All ranks compute with what one of them failed to load, and each could save its part: wrong
+    bytes under a right key, for the one whose own load went well."""
+    block = 32
+    layouts = [layout(block * 256, block, rank=(0 if shared else rank, 2)) for rank in range(2)]
+    engine = Engine(tmp_path, layouts, [True, not shared])
+    request, table = Request.of("1", tokens(block * 8 + 1), block), list(range(9))
+    engine.step(request, table)
+    engine.end(request)
+
+    longer, pages = Request.of("2", tokens(block * 12 + 1), block), list(range(20, 33))
+    hit = engine.scheduler.matched_tokens(longer, 0)
+    assert hit == 8 * block
+    engine.scheduler.allocated(longer, pages, hit)
+    longer.num_computed_tokens = hit
+    loads = engine.workers[1]._loads
+    own, loads._cache = loads._cache, loads._cache.store.cache(layout(block * 256, block, (7, 8)))
+    engine.wrong = 50  # computed from pages that lack what was to be loaded
+    assert engine.run(longer, pages, 4 * block + 1) == set(pages[:8])
+    loads._cache, engine.wrong = own, 0
+    engine.end(longer)  # aborted, before anything of it is computed again
+
+    for rank in range(2 - shared):
+        blocks = engine.workers[rank].store.cache(layouts[rank])
+        assert blocks.match(blocks.wrap(longer.block_hashes)).blocks <= 8
+    again = Request.of("3", tokens(block * 12 + 1), block)
+    engine.step(again, table + list(range(33, 37)))
+    engine.end(again)
+    last, other = Request.of("4", tokens(block * 12 + 1), block), list(range(14, 27))
+    assert engine.step(last, other) == 12 * block
+    assert engine.wrong_pages(last, other, 12) == []
+    engine.close()

@@ -45,9 +45,15 @@ class SaveOrder:
 @dataclass(frozen=True)
 class StepOrders:
     """What the scheduler asks of the workers in one step. ended: requests that are finished or
-    aborted. number: of the step; the workers' news repeat it."""
+    aborted. number: of the step; the workers' news repeat it.
+
+    sure: all workers told how the steps up to this one went, and spoiled are the requests of which
+    one of them lost pages: what was computed from those is wrong on every rank.
+    """
 
     number: int = 0
+    sure: int = 0
+    spoiled: frozenset[str] = frozenset()
     loads: list[LoadOrder] = field(default_factory=list)
     saves: list[SaveOrder] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)

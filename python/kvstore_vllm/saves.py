@@ -4,20 +4,22 @@ A page is copied when its layer was computed, so the engine may reuse it at once
 abort need nothing. Copies that wait for the writer are bounded; above the bound blocks are lost,
 and counted.
 
-Invariant: nothing is committed that was computed from a page which did not load. Pages that failed
-are `bad` until they are loaded or computed again; blocks whose prefix touches a bad page are not
-saved, and are bad themselves. At worst a good block is not saved.
+Invariant: nothing is committed that was computed from a page which did not load, here or on another
+rank. Pages that failed are `bad` until they are loaded or computed again; blocks whose prefix
+touches a bad page are not saved, and are bad themselves. A rank computes with what the others
+loaded, so with several of them a commit waits until all have told how its steps went. At worst a
+good block is not saved.
 """
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore import Cache, Chain, KvstoreError, Writer
 from kvstore.chain import KEY_BYTES
-from kvstore_vllm.messages import LoadOrder, SaveOrder
+from kvstore_vllm.messages import LoadOrder, SaveOrder, StepOrders
 from kvstore_vllm.pages import PART, EnginePages
 
 CLOSE_S = 10.0  # what a commit may take while the engine shuts down
@@ -33,6 +35,7 @@ class _Request:
     table: list[int] = field(default_factory=list)
     writer: Writer | None = None
     end: int = 0  # blocks [.., end) were put
+    step: int = 0  # number of the last step that put
 
 
 @dataclass
@@ -44,20 +47,34 @@ class _StepSave:
     layers: set[int]
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A writer that is committed once it is known how that step went on all ranks."""
+
+    request_id: str
+    step: int
+    writer: Writer
+
+
 class Saves:
-    """All writers of a worker. retain: retention class of what is saved."""
+    """All writers of a worker. retain: retention class of what is saved. writes: False on a rank
+    whose pages another one saves; it must say all the same what its failed loads spoil."""
 
     def __init__(
-        self, cache: Cache, pages: EnginePages, *, retain: str | None, buffer_bytes: int
-    ) -> None:
+        self, cache: Cache, pages: EnginePages, *, retain: str | None, writes: bool,
+        buffer_bytes: int,
+    ) -> None:  # fmt: skip
         self._cache = cache
         self._pages = pages
         self._retain = retain
+        self._layers = range(pages.layers if writes else 0)
         self._buffer_bytes = buffer_bytes
+        self._orders = StepOrders()
         self._requests: dict[str, _Request] = {}
         self._step: dict[str, _StepSave] = {}
         self._bad: set[int] = set()
         self._spoiled: set[str] = set()
+        self._held: list[_Held] = []
         self._commits: deque[Any] = deque()  # handles
         self._waiting: deque[tuple[Any, int]] = deque()  # handles of puts, and their bytes
         self._waiting_bytes = 0
@@ -65,12 +82,16 @@ class Saves:
 
     # ------------------------------------------------------------------------------ one step
 
-    def begin_step(self, orders: Iterable[SaveOrder], loads: Iterable[LoadOrder]) -> None:
+    def begin_step(self, orders: StepOrders) -> None:
         """Before the first hook of a step."""
         self._step.clear()
-        for load in loads:
+        self._orders = orders
+        self._drop(orders.spoiled)
+        self._end_requests(orders.ended)
+        self._commit_what_is_sure()
+        for load in orders.loads:
             self._bad.difference_update(load.block_ids)
-        for order in sorted(orders, key=lambda order: order.step_from):
+        for order in sorted(orders.saves, key=lambda order: order.step_from):
             self._begin(order)
 
     def _begin(self, order: SaveOrder) -> None:
@@ -79,8 +100,9 @@ class Saves:
         request.table[order.table_from :] = order.table
         if self._bad.isdisjoint(request.table[: order.step_from]):
             self._bad.difference_update(request.table[order.step_from : order.end])
-            layers = set(range(self._pages.layers))
-            self._step[order.request_id] = _StepSave(order, list(request.table), layers)
+            self._step[order.request_id] = _StepSave(
+                order, list(request.table), set(self._layers)
+            )
         else:
             self._spoil(order.request_id, request.table[order.step_from :])
 
@@ -100,10 +122,7 @@ class Saves:
         self._bad.update(pages)
         self._spoiled.add(request_id)
         self.counts["saves_spoiled"] += 1
-        request = self._requests[request_id]
-        if request.writer is not None:
-            request.writer.abort()
-            request.writer = None
+        self._abort(self._requests[request_id])
 
     def save_layer(self, layer: int) -> None:
         """The layer was computed: its pages are copied and put."""
@@ -115,13 +134,14 @@ class Saves:
     def end_step(self) -> None:
         """Puts what no hook was called for, and commits prompts that are complete. After the
         step's loads ended, so that what failed is known."""
-        for layer in range(self._pages.layers):
+        for layer in self._layers:
             self.save_layer(layer)
         for request_id, save in self._step.items():
             request = self._requests[request_id]
             if request.writer is not None and request.end >= save.order.prompt_blocks:
                 self._commit_prompt(request, save.order)
         self._step.clear()
+        self._commit_what_is_sure()
         self._let_go()
 
     def take_spoiled(self) -> frozenset[str]:
@@ -130,11 +150,21 @@ class Saves:
 
     # ------------------------------------------------------------------------------- writers
 
-    def end_request(self, request_id: str) -> None:
-        """Commits what was put, and forgets the request."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            self._commit(request)
+    def _end_requests(self, request_ids: Sequence[str]) -> None:
+        """What was put is to be committed, and the requests are forgotten."""
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                self._hold(request_id, request)
+
+    def _drop(self, request_ids: frozenset[str]) -> None:
+        """They were spoiled: what was put of them and is not committed never will be."""
+        for request_id in request_ids & self._requests.keys():
+            self._abort(self._requests[request_id])
+        for held in self._held:
+            if held.request_id in request_ids:
+                held.writer.abort()
+        self._held = [held for held in self._held if held.request_id not in request_ids]
 
     def wait_saved(self, timeout: float) -> None:
         """Until what was committed so far can be hit, each commit at most `timeout` seconds."""
@@ -142,8 +172,11 @@ class Saves:
             self._note_commit(self._commits.popleft(), timeout)
 
     def close(self) -> None:
-        for request_id in list(self._requests):
-            self.end_request(request_id)
+        self._end_requests(list(self._requests))
+        self._commit_what_is_sure()
+        for held in self._held:
+            held.writer.abort()
+        self._held.clear()
         self.wait_saved(CLOSE_S)
         self._waiting.clear()
 
@@ -169,11 +202,11 @@ class Saves:
     def _writer(self, request: _Request, order: SaveOrder) -> Writer:
         """Goes on with the request's writer; another one when there is a gap."""
         writer = request.writer
-        if writer is not None and order.first > request.end:
-            self._commit(request)
+        if writer is not None and not writer.start <= order.first <= request.end:
+            self._hold(order.request_id, request)
             writer = None
         length = max(order.end, order.prompt_blocks)
-        if writer is None or order.first < writer.start:
+        if writer is None:
             chain = self._chain(request, length)
             writer = self._cache.writer(chain, start=order.first, retain=self._retain)
             self.counts["writers"] += 1
@@ -181,6 +214,7 @@ class Saves:
             writer.extend(self._chain(request, order.end))
         request.writer = writer
         request.end = order.end
+        request.step = self._orders.number
         return writer
 
     def _chain(self, request: _Request, blocks: int) -> Chain:
@@ -190,14 +224,26 @@ class Saves:
         """Once the prompt is whole, others may hit it; what is generated gets its own writer."""
         assert request.writer is not None
         if request.writer.start < order.prompt_blocks:
-            self._commit(request)
+            self._hold(order.request_id, request)
 
-    def _commit(self, request: _Request) -> None:
-        """Asks for it; does not wait."""
+    def _hold(self, request_id: str, request: _Request) -> None:
+        """The writer takes no more; it is committed as soon as that is sure to be right."""
         writer, request.writer = request.writer, None
         if writer is not None:
+            self._held.append(_Held(request_id, request.step, writer))
+
+    def _abort(self, request: _Request) -> None:
+        writer, request.writer = request.writer, None
+        if writer is not None:
+            writer.abort()
+
+    def _commit_what_is_sure(self) -> None:
+        """Asks for it; does not wait."""
+        sure = [held for held in self._held if held.step <= self._orders.sure]
+        self._held = [held for held in self._held if held.step > self._orders.sure]
+        for held in sure:
             try:
-                self._commits.append(writer.begin_commit())
+                self._commits.append(held.writer.begin_commit())
             except (KvstoreError, OSError, MemoryError) as error:
                 self._failed(error)
 

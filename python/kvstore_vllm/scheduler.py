@@ -74,9 +74,12 @@ class Scheduler:
         self._numbers = itertools.count(1)
         self._steps: deque[_Step] = deque()
         self._last_output_s = 0.0
+        self._sure = 0
+        self._spoiled: frozenset[str] = frozenset()
 
     def attach(self, layouts: Sequence[Layout], *, own_keys: bool) -> None:
         """layouts: one per rank, equal ones may repeat; a hit is what all of them hold."""
+        self._workers = len(layouts)
         self._layouts = list(dict.fromkeys(layouts))
         self._cache = self.store.cache(self._layouts[0])
         self._chains = Chains(self._cache, own=own_keys)
@@ -167,8 +170,15 @@ class Scheduler:
         self._steps.append(
             _Step(number, time.monotonic(), output.total_num_scheduled_tokens, loads, waited)
         )
-        orders = StepOrders(number, loads=self._orders, saves=saves, ended=self._ended)
-        self._orders, self._ended = [], []
+        orders = StepOrders(
+            number,
+            sure=self._sure if self._layouts and self._workers > 1 else number,
+            spoiled=self._spoiled,
+            loads=self._orders,
+            saves=saves,
+            ended=self._ended,
+        )
+        self._orders, self._ended, self._spoiled = [], [], frozenset()
         return orders
 
     def _save_order(self, tracked: Tracked, tokens: int, output: Any) -> SaveOrder | None:
@@ -216,6 +226,8 @@ class Scheduler:
             for request_id in step.waited:
                 self.loaded(request_id)
         self._last_output_s = now
+        self._sure = news.number
+        self._spoiled |= news.spoiled
         if news.load_s:
             self.gate.saw_load(news.loaded_bytes, news.load_s)
         for request_id in news.spoiled:

@@ -41,8 +41,9 @@ class Worker:
         self.layout = layout
         self.pages = pages
         self._saves = Saves(
-            cache, pages, retain=self.options.retain, buffer_bytes=self.options.save_buffer_bytes
-        )
+            cache, pages, retain=self.options.retain, writes=self._saving,
+            buffer_bytes=self.options.save_buffer_bytes,
+        )  # fmt: skip
         self._loads = Loads(cache, pages, deadline=self.options.deadline, on_bad=self._saves.on_bad)
         for line in strangers(self.options.paths, layout):
             _log.info("blocks of this model are no hits here: %s", line)
@@ -53,8 +54,7 @@ class Worker:
         self._orders = orders
         for request_id in orders.ended:
             self._loads.cancel(request_id)
-            self._saves.end_request(request_id)
-        self._saves.begin_step(orders.saves if self._saving else (), orders.loads)
+        self._saves.begin_step(orders)
 
     @property
     def ordered_loads(self) -> list[LoadOrder]:
