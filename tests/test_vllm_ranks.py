@@ -221,3 +221,31 @@ def test_no_rank_keeps_what_was_computed_after_another_rank_lost_a_block(tmp_pat
     assert engine.step(last, other) == 12 * block
     assert engine.wrong_pages(last, other, 12) == []
     engine.close()
+
+
+def test_a_page_that_failed_is_good_again_when_another_request_has_filled_it(tmp_path):
+    """Also when that takes two steps, of which the second begins in the middle of the page."""
+    block = 32
+    one = layout(block * 1152, block)
+    engine = Engine(tmp_path, [one])
+    request, table = Request.of("1", tokens(block * 4 + 1), block), list(range(5))
+    engine.step(request, table)
+    engine.end(request)
+    again = Request.of("2", tokens(block * 4 + 1), block)
+    hit = engine.scheduler.matched_tokens(again, 0)
+    engine.scheduler.allocated(again, list(range(20, 25)), hit)
+    again.num_computed_tokens = hit
+    loads = engine.workers[0]._loads
+    own, loads._cache = loads._cache, loads._cache.store.cache(layout(block * 1152, block, (7, 8)))
+    assert engine.run(again, list(range(20, 25)), 1) == {20, 21, 22, 23}
+    loads._cache = own
+    engine.end(again)
+    other, pages = Request.of("3", tokens(block * 6 + 1, seed=9), block), [5, 6, 20, 7, 8, 9, 10]
+    assert engine.scheduler.matched_tokens(other, 0) == 0
+    engine.run(other, pages, block * 5 // 2)
+    engine.run(other, pages, other.num_tokens - block * 5 // 2)
+    engine.end(other)
+    last = Request.of("4", tokens(block * 6 + 1, seed=9), block)
+    assert engine.step(last, list(range(30, 37))) == 6 * block
+    assert engine.wrong_pages(last, list(range(30, 37)), 6) == []
+    engine.close()

@@ -99,7 +99,7 @@ class Saves:
         request.keys = request.keys[: order.keys_from * KEY_BYTES] + order.keys
         request.table[order.table_from :] = order.table
         if self._bad.isdisjoint(request.table[: order.step_from]):
-            self._bad.difference_update(request.table[order.step_from : order.end])
+            self._bad.difference_update(request.table[order.step_from :])
             self._step[order.request_id] = _StepSave(
                 order, list(request.table), set(self._layers)
             )
