@@ -48,6 +48,29 @@ def test_what_every_step_costs_is_not_counted_as_computing_tokens():
     assert not gate.refuses(tokens=1024, nbytes=1000)
 
 
+@pytest.mark.parametrize("load_ms", [1, 5])
+def test_loads_that_slow_their_steps_down_are_refused_however_fast_their_reads_are(load_ms):
+    """A hit of 1000 tokens saves 20 ms and makes its step 30 ms longer."""
+    gate = Gate(overhead_s=0.002)
+    for tokens in (1, 512, 1, 1024, 1, 512):
+        gate.saw_step(tokens, 0.01 + tokens * 20e-6)
+    gate.saw_loading_step(50, nbytes=10**6, seconds=0.01 + 50 * 20e-6 + 0.03, load_s=load_ms / 1e3)
+    assert gate.refuses(tokens=1000, nbytes=10**6)
+    assert not gate.refuses(tokens=2000, nbytes=10**6)
+
+
+def test_a_load_behind_which_layers_are_computed_costs_less_than_it_takes():
+    """40 ms of reads make a step of 200 ms hardly longer; the same tokens take 30 ms."""
+    gate = Gate()
+    for tokens in (1, 512, 1, 1024, 1, 512):
+        gate.saw_step(tokens, 0.01 + tokens * 20e-6)
+    gate.saw_loading_step(9500, nbytes=10**6, seconds=0.205, load_s=0.04)
+    assert not gate.refuses(tokens=1500, nbytes=10**6)
+    gate.saw_loading_step(1, nbytes=10**6, seconds=0.05, load_s=0.04)
+    gate.saw_loading_step(1, nbytes=10**6, seconds=0.05, load_s=0.04)
+    assert gate.refuses(tokens=1000, nbytes=10**6)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 import kvstore
 from kvstore_vllm.chains import Chains
+from kvstore_vllm.gate import PROBE_EVERY
 from kvstore_vllm.worker import Worker
 from tests.support.vllm_steps import LAYERS, Engine, Request, layout, output, tokens
 
@@ -168,6 +169,20 @@ def test_a_hit_that_is_computed_sooner_is_not_loaded_and_counted(tmp_path):
     assert engine.step(again, table) == 0
     assert engine.scheduler.take_counts() == {"skips:gate": 1}
     assert engine.workers[0].store.stats().puts_bytes == 9 * 16 * 1152 * LAYERS, "not saved twice"
+    engine.close()
+
+
+def test_a_request_that_waits_for_room_is_refused_once(tmp_path):
+    """The engine asks again with each step; that is neither another refusal nor a way in."""
+    block = 16
+    words = {"gate": True, "load_gbps": 1e-6, "prefill_tps": 1e9}
+    engine = Engine(tmp_path, [layout(block * 1152, block)], **words)
+    request, table = Request.of("1", tokens(block * 9 + 1), block), list(range(10))
+    engine.step(request, table)
+    engine.end(request)
+    again = Request.of("2", tokens(block * 9 + 1), block)
+    assert {engine.scheduler.matched_tokens(again, 0) for _ in range(3 * PROBE_EVERY)} == {0}
+    assert engine.scheduler.take_counts() == {"skips:gate": 1}
     engine.close()
 
 

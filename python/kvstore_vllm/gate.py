@@ -1,10 +1,12 @@
 """Load or compute: the estimate of both, learned while the engine runs. Pure.
 
-A load is worth it when reading its bytes takes less time than computing its tokens. Both rates are
-moving averages of what was seen. A step costs something whatever it computes, and the step after a
-load costs it, too: it is learned from small steps, and is not a price of tokens. A refused load
-teaches nothing about loads, so every PROBE_EVERYth refusal in a row is let through: a bad
-measurement does not close the gate for good.
+A load is worth it when it makes its step longer by less time than computing its tokens takes. Both
+rates are moving averages of what was seen. A step costs something whatever it computes, and the step
+with a load costs it, too: it is learned from small steps, and is not a price of tokens. What a load
+costs is more than its reads, where they are fast: hooks per layer, copies, cores that the model
+wants; and less, where layers are computed meanwhile. So it is told from how long whole steps take.
+A refused load teaches nothing about loads, so every PROBE_EVERYth refusal in a row is let through: a
+bad measurement does not close the gate for good.
 
 Not thread-safe: the scheduler's alone.
 """
@@ -69,8 +71,17 @@ class Gate:
         assert self.compute.value is not None
         return tokens / self.compute.value
 
+    def saw_loading_step(self, tokens: int, nbytes: int, seconds: float, load_s: float) -> None:
+        """A step computed `tokens` with loads of `nbytes`, which took `load_s` from their call to
+        their last byte. At least half of that is taken for their price: steps vary."""
+        if self._small_steps.value is None or self.compute.value is None:
+            self.saw_load(nbytes, load_s)
+        else:
+            without_s = 1 / self._small_steps.value + self.compute_s(tokens)
+            self.saw_load(nbytes, max(seconds - without_s, load_s / 2))
+
     def saw_load(self, nbytes: int, seconds: float) -> None:
-        """A load of `nbytes` took `seconds` in all; the overhead is not the disk's."""
+        """A load of `nbytes` cost `seconds` in all; the overhead is not the disk's."""
         self.load.learn(nbytes, max(seconds - self.overhead_s, seconds / 10))
 
     def saw_step(self, tokens: int, seconds: float) -> None:

@@ -35,6 +35,7 @@ class Tracked:
     asked_s: float | None = None  # when it was first looked up, while names are being walked
     promised: Hit | None = None
     lease: Lease | None = None
+    refused: bool | None = None  # by the gate; asked once, however long the engine has no room
     failed: bool = False
     rewind: bool = False
     saved: int = 0
@@ -84,7 +85,7 @@ class Scheduler:
         self._cache = self.store.cache(self._layouts[0])
         self._chains = Chains(self._cache, own=own_keys)
         self._block_tokens = self._layouts[0].block_tokens
-        self._block_bytes = sum(layout.block_bytes for layout in self._layouts)
+        self._block_bytes = sum(layout.block_bytes for layout in layouts)  # that all ranks load
 
     # ------------------------------------------------------------------------------- look up
 
@@ -107,8 +108,11 @@ class Scheduler:
         if usable <= local or not self._loading:
             return 0
         promised = hit[local:usable]
-        if self.gate.refuses(promised.tokens, promised.blocks * self._block_bytes):
-            self.counts["skips:gate"] += 1
+        if tracked.refused is None:
+            nbytes = promised.blocks * self._block_bytes
+            tracked.refused = self.gate.refuses(promised.tokens, nbytes)
+            self.counts["skips:gate"] += tracked.refused
+        if tracked.refused:
             return 0
         tracked.promised = promised
         return promised.tokens
@@ -137,7 +141,10 @@ class Scheduler:
     def allocated(self, request: Any, block_ids: list[int], external_tokens: int) -> None:
         """The engine has pages for what was promised (or for a part of it)."""
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or tracked.promised is None or external_tokens == 0:
+        if tracked is None:
+            return
+        tracked.refused = None
+        if tracked.promised is None or external_tokens == 0:
             return
         hit = tracked.promised[: external_tokens // self._block_tokens]
         tracked.promised = None
@@ -221,17 +228,24 @@ class Scheduler:
         now = time.monotonic()
         while self._steps and self._steps[0].number <= news.number:
             step = self._steps.popleft()
-            if not step.loads and not news.load_s and not news.spoiled:
-                self.gate.saw_step(step.tokens, now - max(step.began_s, self._last_output_s))
+            self._learn(step, now - max(step.began_s, self._last_output_s), news)
             for request_id in step.waited:
                 self.loaded(request_id)
         self._last_output_s = now
         self._sure = news.number
         self._spoiled |= news.spoiled
-        if news.load_s:
-            self.gate.saw_load(news.loaded_bytes, news.load_s)
         for request_id in news.spoiled:
             self.failed(request_id)
+
+    def _learn(self, step: _Step, seconds: float, news: WorkerNews) -> None:
+        if step.number != news.number:
+            return
+        if step.waited:
+            self.gate.saw_loading_step(step.tokens, news.loaded_bytes, seconds, news.load_s)
+        elif news.load_s:
+            self.gate.saw_load(news.loaded_bytes, news.load_s)
+        elif not step.loads and not news.spoiled:
+            self.gate.saw_step(step.tokens, seconds)
 
     def failed(self, request_id: str) -> None:
         """A load of the request lost blocks: they are computed and saved again."""
