@@ -33,6 +33,7 @@ class Tracked:
 
     request: Any
     asked_s: float | None = None  # when it was first looked up, while names are being walked
+    waited: bool = False  # for the names as long as it may, until the engine has room for it
     promised: Hit | None = None
     lease: Lease | None = None
     refused: bool | None = None  # by the gate; asked once, however long the engine has no room
@@ -131,11 +132,11 @@ class Scheduler:
             for layout in self._layouts:  # begins to walk; does not wait
                 self.store.cache(layout).find_blocking(chain, timeout=0)
             hit = self._cache.match(chain, layouts=others)
-        if hit.pending and now - tracked.asked_s < self.options.lookup_timeout_s:
-            return None
-        if hit.pending:
+        if hit.pending and not tracked.waited:
+            if now - tracked.asked_s < self.options.lookup_timeout_s:
+                return None
+            tracked.waited = True
             self.counts["skips:lookup_timeout"] += 1
-        tracked.asked_s = None
         return hit
 
     def allocated(self, request: Any, block_ids: list[int], external_tokens: int) -> None:
@@ -143,7 +144,7 @@ class Scheduler:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return
-        tracked.refused = None
+        tracked.refused, tracked.asked_s, tracked.waited = None, None, False
         if tracked.promised is None or external_tokens == 0:
             return
         hit = tracked.promised[: external_tokens // self._block_tokens]

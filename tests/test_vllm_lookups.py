@@ -1,0 +1,121 @@
+"""The connector's lookups and waits over the store in memory, whose names and layers a test holds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore.testing import FakeDisk, open_fake_blocking
+from kvstore_vllm import scheduler, shared
+from tests.support.vllm_steps import Engine, Request, layout, output, tokens
+
+BLOCK = 32
+PROMPT = tokens(BLOCK * 8 + 1)
+TABLE = list(range(20, 29))
+pytestmark = pytest.mark.filterwarnings("ignore::kvstore.LayoutWarning")
+
+
+@pytest.fixture
+def disk() -> FakeDisk:
+    return FakeDisk()
+
+
+@pytest.fixture
+def engine(disk, monkeypatch) -> Any:
+    """One rank; the prompt is on disk. Tables of pages differ from the one it came from."""
+
+    def open_blocking(*paths: str, **options: Any) -> kvstore.Store:
+        return open_fake_blocking(disk, pool=options["pool"], role=options["role"])
+
+    monkeypatch.setattr(shared, "open_blocking", open_blocking)
+    engine = Engine("/memory", [layout(BLOCK * 1152, BLOCK)])
+    first = Request.of("first", PROMPT, BLOCK)
+    assert engine.step(first, list(range(9))) == 0
+    engine.end(first)
+    engine.scheduler.take_counts()
+    yield engine
+    disk.release()
+    engine.close()
+
+
+def test_a_lookup_asks_to_be_asked_again_no_longer_than_its_timeout(engine, disk, monkeypatch):
+    """Then the request takes what is known, and does not begin to wait anew while the engine has no
+    room for it."""
+    now = [100.0]
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    request = Request.of("waits", PROMPT, BLOCK)
+    disk.hold_names()
+    assert engine.scheduler.matched_tokens(request, 0) is None
+    now[0] += 0.9
+    assert engine.scheduler.matched_tokens(request, 0) is None
+    for _ in range(3):
+        now[0] += 0.2
+        assert engine.scheduler.matched_tokens(request, 0) == 0
+    assert engine.scheduler.take_counts() == {"lookups": 1, "skips:lookup_timeout": 1}
+    disk.release()
+    assert engine.scheduler.matched_tokens(request, 0) == 8 * BLOCK
+
+
+def test_names_that_become_known_in_time_are_a_hit(engine, disk):
+    request = Request.of("waits", PROMPT, BLOCK)
+    disk.hold_names()
+    assert engine.scheduler.matched_tokens(request, 0) is None
+    disk.release()
+    assert engine.step(request, TABLE) == 8 * BLOCK
+    assert engine.wrong_pages(request, TABLE, 8) == []
+
+
+def begun(engine: Engine, request: Request) -> Any:
+    """A step that loads the request's blocks, up to its first layer."""
+    hit = engine.scheduler.matched_tokens(request, 0)
+    engine.scheduler.allocated(request, TABLE, hit)
+    request.num_computed_tokens = hit
+    worker = engine.workers[0]
+    worker.begin_step(engine.scheduler.orders(output(request, TABLE, 1)))
+    worker.start_loads()
+    return worker
+
+
+def test_a_layer_is_waited_for_and_no_later_one(engine, disk):
+    request = Request.of("streams", PROMPT, BLOCK)
+    disk.hold_layer(2)
+    worker = begun(engine, request)
+    for name in worker.pages.names[:2]:
+        worker.wait_layer(name)
+    (loading,) = worker.loading
+    assert not loading.wait(2, 0), "the last layer is not there yet"
+    assert {layer for _, _, layer in engine.wrong_pages(request, TABLE, 8)} == {2}
+    disk.release()
+    worker.wait_layer(worker.pages.names[2])
+    assert engine.wrong_pages(request, TABLE, 8) == []
+    worker.end_step()
+    assert not worker.bad_pages()
+
+
+def test_a_layer_that_does_not_come_by_the_deadline_loses_all_blocks_and_ends_the_wait(
+    engine, disk
+):
+    request = Request.of("late", PROMPT, BLOCK)
+    disk.hold_layer(1)
+    worker = begun(engine, request)
+    worker.wait_layer(worker.pages.names[0])
+    disk.pass_deadlines()
+    worker.wait_layer(worker.pages.names[1])
+    disk.release()  # what was in flight
+    worker.end_step()
+    assert worker.bad_pages() == set(TABLE[:8])
+    engine.scheduler.stepped(worker.news())
+    assert engine.scheduler.matched_tokens(request, 0) == 0, "it is computed, not loaded again"
+
+
+def test_blocks_before_a_damaged_one_are_kept(engine, disk):
+    request = Request.of("damaged", PROMPT, BLOCK)
+    keys = engine.workers[0].store.cache(engine.layouts[0]).wrap(request.block_hashes)
+    disk.damage(keys[5], layer=2)
+    worker = begun(engine, request)
+    for name in worker.pages.names:
+        worker.wait_layer(name)
+    worker.end_step()
+    assert worker.bad_pages() == set(TABLE[5:8])
+    assert {block for _, block, _ in engine.wrong_pages(request, TABLE, 8)} <= {5, 6, 7}
