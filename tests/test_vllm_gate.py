@@ -80,6 +80,8 @@ def test_a_load_behind_which_layers_are_computed_costs_less_than_it_takes():
         ({"paths": ["/a"], "mode": "fast"}, "mode|fast"),
         ({"paths": ["/a"], "deadline": "soon"}, "deadline"),
         ({"paths": ["/a"], "load_gbps": 0}, "load_gbps"),
+        ({"paths": ["/a"], "retain": "for ever"}, "retain 'for ever' is not one of"),
+        ({"paths": ["/a"], "save_buffer": "much"}, "save_buffer"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused_in_words(given, words):

@@ -40,15 +40,16 @@ def layout_of(
     model = vllm_config.model_config
     parts = tuple(((PART, pages.page_bytes(layer)),) for layer in range(pages.layers))
     config = _config(model.hf_text_config)
+    rope = {word: config[word] for word in ROPE_WORDS if word in config}
     return Layout(
         parts_by_layer=parts,
         model=str(model.model),
         revision=_revision(model),
         dtype=str(model.dtype),
         block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-        rope=json.dumps({w: config[w] for w in ROPE_WORDS if w in config}, sort_keys=True),
+        rope=json.dumps(rope, sort_keys=True),
         rank=rank,
-        words=tuple(_words(vllm_config, kv_cache_config, pages, config, stage, keys).items()),
+        words=tuple(_words(vllm_config, kv_cache_config, pages, rope, stage, keys).items()),
         extent_blocks=extent_blocks,
     )
 
@@ -57,25 +58,32 @@ def _words(
     vllm_config: Any,
     kv_cache_config: Any,
     pages: EnginePages,
-    config: Mapping[str, Any],
+    rope: Mapping[str, Any],
     stage: tuple[int, int],
     keys: str,
 ) -> dict[str, str]:
     model, cache, load = vllm_config.model_config, vllm_config.cache_config, vllm_config.load_config
     words = {
         "engine": f"vllm {_version()}",
-        "config": _digest(json.dumps(config, sort_keys=True, default=str)),
-        "weights": _weights(str(model.model), str(load.load_format), model.seed),
+        "config": _digest(json.dumps(_config(model.hf_config), sort_keys=True, default=str)),
+        "weights": (
+            f"dummy, seed {model.seed}"
+            if str(load.load_format) == "dummy"
+            else weights_of(str(model.model))
+        ),
         "quantization": str(model.quantization),
         "cache_dtype": str(cache.cache_dtype),
         "page": str(kv_cache_config.kv_cache_layout),
         "tensors": " ".join(sorted(set(pages.shapes))),
         "layers": _digest(" ".join(pages.names)),
         "attention": " ".join(_backends(vllm_config, pages.names)),
-        "packing": _packing(pages.rows[0].device),
+        "packing": device_words(),
         "stage": f"{stage[0]} of {stage[1]}",
         "keys": keys,
     }
+    if "longrope" in json.dumps(rope):
+        # Engines whose requests may be longer than the original window turn all keys otherwise.
+        words["max_model_len"] = str(model.max_model_len)
     return words
 
 
@@ -94,16 +102,17 @@ def _config(hf_config: Any) -> dict[str, Any]:
     return {k: v for k, v in hf_config.to_dict().items() if k not in CONFIG_NOISE}
 
 
-def _weights(model: str, load_format: str, seed: int | None) -> str:
-    """A folder of weights has no revision: names, sizes and times of its files stand for one, so
-    that new weights under an old path are another model. Dummy weights are their seed."""
-    if load_format == "dummy":
-        return f"dummy, seed {seed}"
-    folder = Path(model)
-    if not folder.is_dir():
+def weights_of(model: str) -> str:
+    """A folder of weights, or a file, has no revision: names, sizes and times of its files stand
+    for one, so that new weights under an old path are another model."""
+    path = Path(model)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.name.endswith(WEIGHT_SUFFIXES))
+    elif path.is_file():
+        files = [path]
+    else:
         return "by revision"
-    files = sorted(path for path in folder.iterdir() if path.name.endswith(WEIGHT_SUFFIXES))
-    facts = [(path.name, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in files]
+    facts = [(file.name, os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
     return _digest(json.dumps(facts))
 
 
@@ -114,12 +123,14 @@ def _backends(vllm_config: Any, names: Sequence[str]) -> list[str]:
     return sorted(map(str, found))
 
 
-def _packing(device: torch.device) -> str:
-    """What decides the order of bytes inside a page besides the backend."""
-    if device.type == "cpu":
+def device_words() -> str:
+    """What decides the order of bytes inside a page besides the backend. No device is touched."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
         amx = torch.cpu._is_amx_tile_supported()
         return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} amx={amx}"
-    return f"{device.type} {torch.cuda.get_device_capability(device)}"
+    return f"{current_platform.device_type} {current_platform.get_device_capability()}"
 
 
 def _digest(text: str) -> str:

@@ -12,21 +12,14 @@ from kvstore.options import RETENTION
 from kvstore.units import parse_duration, parse_size
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """paths: one directory per device. capacity, pool, role, retention, default_class, reserve,
-    io_timeout, engine: as `kvstore.open` takes them; role is that of the workers.
+class StoreOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of both seats, connector and tier.
 
+    paths: one directory per device. capacity, pool, role, retention, default_class, reserve,
+    io_timeout, engine: as `kvstore.open` takes them; role is that of the workers.
     retain: retention class of what is saved; None: the store's default class.
-    mode: "layerwise" loads while the step that needs the blocks computes, and waits for each layer
-      just before its attention; "async" parks the request until all of it is there.
     deadline: of one load; what is not there by then is recomputed. lookup_timeout: how long a
       request waits while names are walked on disk; then it takes what is known.
-    keys: "engine" uses the engine's block hashes, "own" kvstore's chain over the token ids.
-    save_decode: also save blocks that were generated. save_buffer: bytes of copies that wait for
-      the writer; above it, blocks are not saved. extent_blocks: see `kvstore.Layout`.
-    gate: do not load what is computed sooner. load_gbps, prefill_tps: where its estimates start
-      (GB and tokens per second); None: loads go ahead until the first measurement.
-      request_overhead: what a load costs besides its bytes.
     """
 
     paths: tuple[str, ...]
@@ -39,9 +32,41 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     io_timeout: float | str = "10s"
     engine: str = "auto"
     retain: str | None = None
-    mode: Literal["layerwise", "async"] = "layerwise"
     deadline: float | str = "10s"
     lookup_timeout: float | str = "1s"
+
+    def __post_init__(self) -> None:
+        """What the store does not check itself, before anything is opened."""
+        if not self.paths:
+            raise ValueError("paths must name at least one directory")
+        if self.retain is not None and self.retain not in self.retention:
+            raise ValueError(f"retain {self.retain!r} is not one of {list(self.retention)}")
+        for name in ("deadline", "lookup_timeout"):
+            parse_duration(getattr(self, name), name)
+
+    @property
+    def lookup_timeout_s(self) -> float:
+        return parse_duration(self.lookup_timeout, "lookup_timeout") / 1e9
+
+    @property
+    def deadline_s(self) -> float:
+        return parse_duration(self.deadline, "deadline") / 1e9
+
+
+class Options(StoreOptions, frozen=True, kw_only=True):
+    """Of the connector.
+
+    mode: "layerwise" loads while the step that needs the blocks computes, and waits for each layer
+      just before its attention; "async" parks the request until all of it is there.
+    keys: "engine" uses the engine's block hashes, "own" kvstore's chain over the token ids.
+    save_decode: also save blocks that were generated. save_buffer: bytes of copies that wait for
+      the writer; above it, blocks are not saved. extent_blocks: see `kvstore.Layout`.
+    gate: do not load what is computed sooner. load_gbps, prefill_tps: where its estimates start
+      (GB and tokens per second); None: loads go ahead until the first measurement.
+      request_overhead: what a load costs besides its bytes.
+    """
+
+    mode: Literal["layerwise", "async"] = "layerwise"
     keys: Literal["engine", "own"] = "engine"
     save_decode: bool = True
     save_buffer: int | str = "256MB"
@@ -52,10 +77,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     request_overhead: float | str = "2ms"
 
     def __post_init__(self) -> None:
-        if not self.paths:
-            raise ValueError("paths must name at least one directory")
-        for name in ("deadline", "lookup_timeout", "request_overhead"):
-            parse_duration(getattr(self, name), name)
+        super().__post_init__()
+        parse_duration(self.request_overhead, "request_overhead")
         parse_size(self.save_buffer, "save_buffer")
         for name in ("load_gbps", "prefill_tps"):
             given = getattr(self, name)
@@ -65,14 +88,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def save_buffer_bytes(self) -> int:
         return parse_size(self.save_buffer, "save_buffer")
-
-    @property
-    def lookup_timeout_s(self) -> float:
-        return parse_duration(self.lookup_timeout, "lookup_timeout") / 1e9
-
-    @property
-    def deadline_s(self) -> float:
-        return parse_duration(self.deadline, "deadline") / 1e9
 
     @property
     def request_overhead_s(self) -> float:

@@ -1,4 +1,4 @@
-"""One store per process and set of directories, shared by the connectors that live in it.
+"""One store per process and set of directories, shared by connectors and tiers that live in it.
 
 Scheduler and worker of one engine may be in one process or in two. In one, they share the store
 that the worker opened; in two, the scheduler's process opens its own as a peer.
@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 
 from kvstore import Store, open_blocking
-from kvstore_vllm.options import Options
+from kvstore_vllm.options import StoreOptions
 
 
 @dataclass
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 _entries: dict[tuple[object, ...], _Entry] = {}
 
 
-def acquire(options: Options, *, role: str, pool: int | str) -> Store:
+def acquire(options: StoreOptions, *, role: str, pool: int | str) -> Store:
     """The process's store over these directories; opened with `role` and `pool` if there is none.
 
     Pair it with `release`. Raises what `kvstore.open` raises.
@@ -62,6 +62,6 @@ def release(store: Store) -> None:
     store.close_blocking()
 
 
-def _key(options: Options) -> tuple[object, ...]:
+def _key(options: StoreOptions) -> tuple[object, ...]:
     """A forked child must not use its parent's store, so the process is part of the key."""
     return (os.getpid(), *(os.path.realpath(path) for path in options.paths))

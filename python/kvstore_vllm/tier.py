@@ -9,19 +9,13 @@ Translates vLLM's words into those of `chunks`; lives in the scheduler's process
 streams layer by layer is `kvstore_vllm.connector`.
 """
 
-import hashlib
 import json
-import os
-import platform
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
-import torch
 import vllm
-from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -33,10 +27,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from kvstore import Layout, open_blocking
-from kvstore.options import RETENTION
-from kvstore.units import parse_duration
+from kvstore import Layout
+from kvstore_vllm import shared
 from kvstore_vllm.chunks import Chunks, Finished, parts_of_row
+from kvstore_vllm.identity import device_words, weights_of
+from kvstore_vllm.options import StoreOptions
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -45,38 +40,15 @@ if TYPE_CHECKING:
 _LOOKED_UP = {True: LookupResult.HIT, False: LookupResult.MISS, None: LookupResult.RETRY}
 
 
-class TierOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TierOptions(StoreOptions, frozen=True, kw_only=True):
     """What a tier's configuration may say besides type and module_path.
 
-    paths: one directory per device. capacity, pool, role, retention, default_class, reserve,
-    io_timeout, engine: as `kvstore.open` takes them. retain: class of what is stored.
-    deadline: of one load; what is not there by then is computed. lookup_timeout: how long a request
-      waits while names are walked on disk; then it is a miss.
-    locality: "LOCAL" or "REMOTE", for vLLM's filters of tiers.
+    locality: "LOCAL" or "REMOTE", for vLLM's filters of tiers. variant: tells apart what vLLM does
+      not tell a tier of: a model's revision, quantization, overrides of its configuration.
     """
 
-    paths: tuple[str, ...]
-    capacity: int | str | tuple[int | str, ...] | None = None
-    pool: int | str = "1GB"
-    role: Literal["auto", "owner", "peer"] = "auto"
-    retention: dict[str, float | str] = msgspec.field(default_factory=lambda: dict(RETENTION))
-    default_class: str = "chat"
-    reserve: int | str | None = None
-    io_timeout: float | str = "10s"
-    engine: str = "auto"
-    retain: str | None = None
-    deadline: float | str = "10s"
-    lookup_timeout: float | str = "1s"
     locality: Literal["LOCAL", "REMOTE"] | None = None
-
-    def __post_init__(self) -> None:
-        """What the store does not check itself, before anything is opened."""
-        if not self.paths:
-            raise ValueError("paths must name at least one directory")
-        if self.retain is not None and self.retain not in self.retention:
-            raise ValueError(f"retain {self.retain!r} is not one of {list(self.retention)}")
-        for name in ("deadline", "lookup_timeout"):
-            parse_duration(getattr(self, name), name)
+    variant: str = ""
 
 
 class KVStoreTier(SecondaryTierManager):
@@ -96,23 +68,13 @@ class KVStoreTier(SecondaryTierManager):
         options = options_of(settings)
         self.locality = None if options.locality is None else Locality(options.locality)
         rows = np.asarray(primary_kv_view).view(np.uint8)
-        layout = layout_of(offloading_spec, rows.shape[1])
-        self._store = open_blocking(
-            *options.paths,
-            capacity=options.capacity,
-            pool=options.pool,
-            role=options.role,
-            retention=options.retention,
-            default_class=options.default_class,
-            reserve=options.reserve,
-            io_timeout=options.io_timeout,
-            engine=options.engine,
-        )
+        layout = layout_of(offloading_spec, rows.shape[1], options.variant)
+        self._store = shared.acquire(options, role=options.role, pool=options.pool)
         self._chunks = Chunks(
             self._store.cache(layout),
             rows,
-            deadline=parse_duration(options.deadline, "deadline") / 1e9,
-            lookup_timeout=parse_duration(options.lookup_timeout, "lookup_timeout") / 1e9,
+            deadline=options.deadline_s,
+            lookup_timeout=options.lookup_timeout_s,
             retain=options.retain,
         )
 
@@ -147,9 +109,10 @@ class KVStoreTier(SecondaryTierManager):
         self._chunks.drain()
 
     def shutdown(self) -> None:
-        """Bounded as `Store.close` is; then nothing here refers to the primary tier's memory."""
+        """Bounded as `Store.close` is; then nothing here refers to the primary tier's memory. A
+        store that others of this process use stays open, without loads of this tier."""
         self._chunks.cancel()
-        self._store.close_blocking()
+        shared.release(self._store)
         self._chunks.close()
 
 
@@ -161,7 +124,7 @@ def options_of(settings: Mapping[str, Any]) -> TierOptions:
         raise ValueError(f"secondary tier KVStoreTier: {error}") from None
 
 
-def layout_of(spec: "OffloadingSpec", row_bytes: int) -> Layout:
+def layout_of(spec: "OffloadingSpec", row_bytes: int, variant: str = "") -> Layout:
     """Rows of this engine and of no other: by what vLLM's own tier of files is told apart, and by
     what that leaves to the user (new weights under an old name, another device or version)."""
     files = FileMapper.from_offloading_spec(
@@ -174,6 +137,7 @@ def layout_of(spec: "OffloadingSpec", row_bytes: int) -> Layout:
         "page": str(spec.config.kv_cache_layout),
         "weights": weights_of(spec.config.model.name),
         "device": device_words(),
+        "variant": variant,
     }
     return Layout(
         parts_by_layer=parts_of_row(row_bytes),
@@ -183,24 +147,6 @@ def layout_of(spec: "OffloadingSpec", row_bytes: int) -> Layout:
         words=tuple(words.items()),
         extent_blocks=1,
     )
-
-
-def weights_of(model: str) -> str:
-    """A folder has no revision: names, sizes and times of its weights stand for one."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return "by name"
-    files = sorted(path for path in folder.iterdir() if path.suffix in {".safetensors", ".bin"})
-    facts = [(path.name, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in files]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-def device_words() -> str:
-    """What decides the order of bytes in a page besides the configuration."""
-    if current_platform.is_cpu():
-        amx = torch.cpu._is_amx_tile_supported()
-        return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} amx={amx}"
-    return f"{current_platform.device_type} {current_platform.get_device_capability()}"
 
 
 def _result(job: Finished) -> JobResult:

@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("vllm.v1", reason="vLLM is not installed")
 
+from engines import prompt, running
 from vllm.v1.kv_offload.base import LookupResult, Medium, ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from conftest import prompt, running
 from kvstore_vllm.tier import KVStoreTier, layout_of, options_of
 
 ROWS, ROW_BYTES = 8, 64 * 4096
@@ -143,6 +143,22 @@ def test_what_differs_is_another_namespace(tmp_path: Path) -> None:
     seen.append(layout_of(variants[0], 2 * ROW_BYTES).namespace)
     assert len(set(seen)) == len(seen)
     assert layout_of(variants[0], ROW_BYTES).namespace == seen[1]
+    assert layout_of(variants[0], ROW_BYTES, "revision 2").namespace not in seen
+
+
+def test_tiers_of_one_process_share_its_store(tmp_path: Path) -> None:
+    """A directory has one owner: a second store would be its peer, in its owner's process."""
+    keys, context = [make_offload_key(b"k" * 32, 0)], ReqContext("request")
+    first, second = tier_on(tmp_path, memory()), tier_on(tmp_path, memory())
+    first.submit_store(job(1, keys, [0], context))
+    first.drain_jobs()
+    assert [done.success for done in first.get_finished_jobs()] == [True]
+    assert second.lookup(keys[0], context) is LookupResult.HIT
+    first.shutdown()
+    second.submit_load(job(2, keys, [3], context))
+    second.drain_jobs()
+    assert [done.success for done in second.get_finished_jobs()] == [True]
+    second.shutdown()
 
 
 def test_wrong_settings_say_which() -> None:
