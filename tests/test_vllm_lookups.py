@@ -1,4 +1,4 @@
-"""The connector's lookups and waits over the store in memory, whose names and layers a test holds."""
+"""The connector's lookups and waits, over the store in memory: a test holds names and layers."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,12 +1,13 @@
 """Load or compute: the estimate of both, learned while the engine runs. Pure.
 
 A load is worth it when it makes its step longer by less time than computing its tokens takes. Both
-rates are moving averages of what was seen. A step costs something whatever it computes, and the step
-with a load costs it, too: it is learned from small steps, and is not a price of tokens. What a load
-costs is more than its reads, where they are fast: hooks per layer, copies, cores that the model
-wants; and less, where layers are computed meanwhile. So it is told from how long whole steps take.
-A refused load teaches nothing about loads, so every PROBE_EVERYth refusal in a row is let through: a
-bad measurement does not close the gate for good.
+rates are moving averages of what was seen. A step costs something whatever it computes, and the
+step with a load costs it, too: it is learned from small steps, and is not a price of tokens.
+
+What a load costs is more than its reads, where they are fast (hooks per layer, copies, cores that
+the model wants), and less, where layers are computed meanwhile. So it is told from how long whole
+steps take. A refused load teaches nothing about loads, so every PROBE_EVERYth refusal in a row is
+let through: a bad measurement does not close the gate for good.
 
 Not thread-safe: the scheduler's alone.
 """

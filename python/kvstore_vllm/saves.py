@@ -100,9 +100,7 @@ class Saves:
         request.table[order.table_from :] = order.table
         if self._bad.isdisjoint(request.table[: order.step_from]):
             self._bad.difference_update(request.table[order.step_from :])
-            self._step[order.request_id] = _StepSave(
-                order, list(request.table), set(self._layers)
-            )
+            self._step[order.request_id] = _StepSave(order, list(request.table), set(self._layers))
         else:
             self._spoil(order.request_id, request.table[order.step_from :])
 
