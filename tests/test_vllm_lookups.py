@@ -119,3 +119,21 @@ def test_blocks_before_a_damaged_one_are_kept(engine, disk):
     worker.end_step()
     assert worker.bad_pages() == set(TABLE[5:8])
     assert {block for _, block, _ in engine.wrong_pages(request, TABLE, 8)} <= {5, 6, 7}
+
+
+def test_what_did_not_load_is_told_with_its_step_when_that_ends_after_a_draft_model(engine, disk):
+    """With speculative decoding vLLM asks for bad pages before it ends the step. A step later the
+    tokens that were computed from them would be out."""
+    request = Request.of("speculates", PROMPT, BLOCK)
+    keys = engine.workers[0].store.cache(engine.layouts[0]).wrap(request.block_hashes)
+    disk.damage(keys[5], layer=2)
+    worker = begun(engine, request)
+    for name in worker.pages.names:
+        worker.wait_layer(name)
+    assert worker.bad_pages() == set(TABLE[5:8])
+    assert worker.news().spoiled == {"speculates"}
+    for name in worker.pages.names:  # the draft model's turn
+        worker.wait_layer(name)
+        worker.save_layer(name)
+    worker.end_step()
+    assert not worker.bad_pages()

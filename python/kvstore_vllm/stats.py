@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 # name -> (what it counts, whether it comes with a reason)
 COUNTERS = {
-    "lookups": ("requests looked up on disk", False),
+    "lookups": ("requests that waited for names on disk", False),
     "hit_tokens": ("tokens of prompts that are loaded from disk", False),
     "skips": ("requests that were on disk, but are computed", True),
     "loads": ("loads started", False),

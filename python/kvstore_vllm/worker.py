@@ -1,7 +1,8 @@
 """The connector's side in a worker: its pages, its store, one step after the other.
 
 Order within a step: `begin_step`, `start_loads`, per layer `wait_layer` and `save_layer`,
-`end_step`, then what is told. Knows nothing of vLLM's classes.
+`end_step`, then what is told; but `end_step` comes last when a draft model runs after what is told
+(speculative decoding). Knows nothing of vLLM's classes.
 """
 
 import atexit
@@ -88,6 +89,8 @@ class Worker:
         return self._loads.take_over()
 
     def bad_pages(self) -> set[int]:
+        """Of all loads that this step computed with: a later answer would come after its tokens."""
+        self._loads.end_step()
         return self._loads.take_bad_ids()
 
     def news(self) -> WorkerNews:
