@@ -137,3 +137,27 @@ def test_what_did_not_load_is_told_with_its_step_when_that_ends_after_a_draft_mo
         worker.save_layer(name)
     worker.end_step()
     assert not worker.bad_pages()
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_after_the_engine_dropped_its_caches_nothing_from_before_is_a_hit(engine, preempted):
+    """It does so when its weights are replaced. A request that runs on has pages of both; one that
+    starts again must not go on with the keys it had."""
+    request = Request.of("runs", tokens(BLOCK * 8 + 1, seed=5), BLOCK)
+    assert engine.scheduler.matched_tokens(request, 0) == 0
+    engine.scheduler.allocated(request, TABLE, 0)
+    engine.run(request, TABLE, 4 * BLOCK)
+    engine.scheduler.reset()
+    old = Request.of("old", PROMPT, BLOCK)
+    assert engine.scheduler.matched_tokens(old, 0) == 0
+    engine.wrong = 50  # other weights
+    if preempted:
+        request.num_computed_tokens = 0
+        assert engine.scheduler.matched_tokens(request, 0) == 0
+    engine.run(request, TABLE, request.num_tokens - request.num_computed_tokens)
+    engine.end(request, old)
+    again = Request.of("again", tokens(BLOCK * 8 + 1, seed=5), BLOCK)
+    found = engine.scheduler.matched_tokens(again, 0)
+    assert found == (8 * BLOCK if preempted else 0)
+    cache = engine.workers[0].store.cache(engine.layouts[0])
+    assert not cache.match(cache.wrap(request.block_hashes)).blocks, "half old, half new"

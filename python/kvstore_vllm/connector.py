@@ -172,6 +172,10 @@ class KVStoreConnector(KVConnectorBase_V1):
         self.scheduler.finished(request.request_id)
         return False, None
 
+    def reset_cache(self) -> bool:
+        self.scheduler.reset()
+        return True
+
     # --------------------------------------------------------------------------------- both
 
     def get_kv_connector_stats(self) -> KVStoreStats | None:

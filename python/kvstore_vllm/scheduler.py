@@ -39,6 +39,7 @@ class Tracked:
     refused: bool | None = None  # by the gate; asked once, however long the engine has no room
     failed: bool = False
     rewind: bool = False
+    stale: bool = False  # the engine dropped its caches while it ran: its pages are of two kinds
     saved: int = 0
     keys_sent: int = 0
     table_sent: int = 0
@@ -97,6 +98,7 @@ class Scheduler:
             return 0
         tracked = self._tracked.setdefault(request.request_id, Tracked(request))
         tracked.promised = None
+        tracked.stale = False
         tracked.keys_sent = tracked.table_sent = 0
         if tracked.failed:
             return 0
@@ -169,8 +171,9 @@ class Scheduler:
         if self._saving and self._layouts:
             for request_id, tokens in output.num_scheduled_tokens.items():
                 tracked = self._tracked.get(request_id)
-                order = tracked and self._save_order(tracked, tokens, output)
-                if order:
+                if tracked is None or tracked.stale:
+                    continue
+                if order := self._save_order(tracked, tokens, output):
                     saves.append(order)
         waited = [order.request_id for order in self._orders if order.waits]
         loads = bool(self._orders)
@@ -266,6 +269,15 @@ class Scheduler:
         tracked = self._tracked.pop(request_id, None)
         if tracked is not None:
             self._release(tracked)
+            self._ended.append(request_id)
+
+    def reset(self) -> None:
+        """The engine drops its caches, as it does when its weights are replaced: from now on nothing
+        that was saved is a hit. Of requests under way nothing is saved until they start again."""
+        if self._layouts:
+            self._chains.renew()
+        for request_id, tracked in self._tracked.items():
+            tracked.stale = True
             self._ended.append(request_id)
 
     def take_counts(self) -> Counter[str]:
