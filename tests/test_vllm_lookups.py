@@ -21,15 +21,17 @@ def disk() -> FakeDisk:
     return FakeDisk()
 
 
-@pytest.fixture
-def engine(disk, monkeypatch) -> Any:
-    """One rank; the prompt is on disk. Tables of pages differ from the one it came from."""
+@pytest.fixture(params=[False, True], ids=["into pages", "through the pool"])
+def engine(request, disk, monkeypatch) -> Any:
+    """One rank; the prompt is on disk. Tables of pages differ from the one it came from. Pages that
+    a device could write itself, as a GPU's, are filled from the pool."""
 
     def open_blocking(*paths: str, **options: Any) -> kvstore.Store:
         return open_fake_blocking(disk, pool=options["pool"], role=options["role"])
 
     monkeypatch.setattr(shared, "open_blocking", open_blocking)
-    engine = Engine("/memory", [layout(BLOCK * 1152, BLOCK)])
+    engine = Engine("/memory", [layout(BLOCK * 1152, BLOCK)], aligned=request.param)
+    assert engine.workers[0].pages.through_pool is request.param
     first = Request.of("first", PROMPT, BLOCK)
     assert engine.step(first, list(range(9))) == 0
     engine.end(first)

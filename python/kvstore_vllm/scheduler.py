@@ -272,8 +272,8 @@ class Scheduler:
             self._ended.append(request_id)
 
     def reset(self) -> None:
-        """The engine drops its caches, as it does when its weights are replaced: from now on nothing
-        that was saved is a hit. Of requests under way nothing is saved until they start again."""
+        """The engine drops its caches, as it does when its weights are replaced: nothing that was
+        saved is a hit from now on. Requests under way save nothing until they start again."""
         if self._layouts:
             self._chains.renew()
         for request_id, tracked in self._tracked.items():
