@@ -163,3 +163,24 @@ def test_after_the_engine_dropped_its_caches_nothing_from_before_is_a_hit(engine
     assert found == (8 * BLOCK if preempted else 0)
     cache = engine.workers[0].store.cache(engine.layouts[0])
     assert not cache.match(cache.wrap(request.block_hashes)).blocks, "half old, half new"
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["saved", "half saved"])
+def test_a_preempted_request_comes_back_to_other_pages(engine, whole):
+    """Its blocks are loaded again where the prompt was saved, else computed again. What it saves
+    afterwards comes from its new pages."""
+    request = Request.of("preempted", tokens(BLOCK * 8 + 1, seed=5), BLOCK)
+    assert engine.scheduler.matched_tokens(request, 0) == 0
+    engine.scheduler.allocated(request, TABLE, 0)
+    engine.run(request, TABLE, request.num_tokens if whole else 4 * BLOCK)
+    engine.workers[0].wait_saved()
+    for rows in engine.workers[0].pages.rows:
+        rows.fill_(0)  # others have its pages now
+    request.num_computed_tokens = 0
+    table = list(range(9, 18))
+    assert engine.step(request, table) == (8 * BLOCK if whole else 0)
+    assert engine.wrong_pages(request, table, 8) == []
+    engine.end(request)
+    again = Request.of("again", tokens(BLOCK * 8 + 1, seed=5), BLOCK)
+    assert engine.step(again, TABLE) == 8 * BLOCK
+    assert engine.wrong_pages(again, TABLE, 8) == []

@@ -59,7 +59,8 @@ def test_two_requests_share_a_prefix_that_is_being_loaded(engine, expected):
 
 
 def test_preempted_requests_go_on_with_the_same_tokens(engine, expected):
-    """Two that do not fit together: one gives up its pages and gets its blocks back from disk."""
+    """Two that do not fit together: one gives up its pages, and comes back to others. Whether from
+    disk is up to vLLM's own prefix cache; test_vllm_lookups.py has both."""
     engine.forget()
     before = engine.metric("vllm:num_preemptions")
     check(engine, expected, PAIR, 160)
