@@ -33,11 +33,26 @@ def test_tokens_are_the_same_without_kvstore_cold_warm_and_after_a_restart(
 
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
 def test_tokens_are_the_same_in_a_compiled_model(model_of, tmp_path, kind):
+    with running(model_of(kind), enforce_eager=False) as plain:
+        expected = plain.tokens(PROMPTS)
     with running(model_of(kind), transfer(tmp_path), enforce_eager=False) as engine:
-        cold = engine.tokens(PROMPTS)
+        assert engine.tokens(PROMPTS) == expected
         engine.forget()
-        assert engine.tokens(PROMPTS) == cold
+        assert engine.tokens(PROMPTS) == expected
         assert engine.metric("vllm:kvstore_loads") == len(PROMPTS) - (kind == "llama")
+
+
+@pytest.mark.parametrize("block", [32, 64])
+def test_tokens_are_the_same_with_other_sizes_of_the_engines_blocks(model_of, tmp_path, block):
+    with running(model_of("llama"), block_size=block) as plain:
+        expected = plain.tokens(PROMPTS)
+    with running(model_of("llama"), transfer(tmp_path), block_size=block) as engine:
+        assert engine.tokens(PROMPTS) == expected
+        engine.forget()
+        found = engine.run(PROMPTS)
+        assert [list(out.outputs[0].token_ids) for out in found] == expected
+        whole = [(len(tokens) - 1) // block * block for tokens in PROMPTS]
+        assert [out.num_cached_tokens for out in found] == whole
 
 
 def test_a_model_with_other_weights_under_the_same_name_hits_nothing(model_of, tmp_path, caplog):
