@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="an engine's pages are tensors")
+
 import kvstore
 from kvstore.testing import FakeDisk, open_fake_blocking
 from kvstore_vllm import scheduler, shared

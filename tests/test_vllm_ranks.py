@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+pytest.importorskip("torch", reason="an engine's pages are tensors")
+
 import kvstore
 from kvstore_vllm.chains import Chains
 from kvstore_vllm.gate import PROBE_EVERY
