@@ -105,17 +105,18 @@ static void *closer(void *argument)
     return NULL;
 }
 
-static int roots_open_locked(const struct kvs_store *store)
+/* A bit for each. */
+static uint32_t roots_open_locked(const struct kvs_store *store)
 {
-    int open = 0;
+    uint32_t open = 0;
     for (uint32_t i = 0; i < store->root_count; i++) {
-        open += !store->roots[i].closed;
+        open |= (uint32_t)!store->roots[i].closed << i;
     }
     return open;
 }
 
 /* The roots that did not answer in io_timeout. */
-static int roots_close(struct kvs_store *store)
+static uint32_t roots_close(struct kvs_store *store)
 {
     struct timespec until;
     deadline_after(store->io_timeout_ns, &until);
@@ -130,15 +131,15 @@ static int roots_close(struct kvs_store *store)
     }
     int error = 0;
     kvs_lock(store);
-    while (roots_open_locked(store) > 0 && error != ETIMEDOUT) {
+    while (roots_open_locked(store) && error != ETIMEDOUT) {
         error = pthread_cond_timedwait(&store->changed, &store->lock, &until);
     }
-    int left = roots_open_locked(store);
+    uint32_t left = roots_open_locked(store);
     kvs_unlock(store);
     return left;
 }
 
-int kvs_close(struct kvs_store *store)
+uint32_t kvs_close(struct kvs_store *store)
 {
     if (kvs_store_check(store) == -ECHILD) {
         return 0; /* in a child: nothing here is ours to end */
@@ -170,7 +171,7 @@ int kvs_close(struct kvs_store *store)
     }
     ram_drop_all_locked(store);
     kvs_unlock(store);
-    int left = roots_close(store);
+    uint32_t left = roots_close(store);
     kvs_lock(store);
     kvs_flushes_refuse_locked(store, -ESHUTDOWN); /* a sync that was left behind */
     kvs_unlock(store);

@@ -128,10 +128,10 @@ int kvs_open(const struct kvs_options *options, struct kvs_store **out, char *me
              uint32_t message_bytes);
 /* Ends loads and writers (reason closed), waits until nothing is in flight, writes times back,
  * closes every file and the lock, then drops the caller's reference. Bounded: 10 s for commits
- * under way, then io_timeout_ns for the devices. Returns the number of roots that did not answer.
+ * under way, then io_timeout_ns for the devices. Returns a bit for each root that did not answer.
  * Those are closed by threads left behind when their device answers; until then their memory (also
  * the caller's, see kvs_load_drained), their files and the owner's lock stay as they are. */
-int kvs_close(struct kvs_store *store);
+uint32_t kvs_close(struct kvs_store *store);
 /* One round of the keeper: leases, deadlines, expiry, write-back of times, lock retry. */
 int kvs_tick(struct kvs_store *store);
 /* Empties the RAM tier; leased views and reads in flight stay. */

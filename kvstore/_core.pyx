@@ -422,7 +422,7 @@ cdef class Store(Handle):
             # Some engines were closed and some not reached; which cannot be told. None is touched
             # again, and what the others use stays.
             Py_INCREF(self.testing)
-            self.forget_engines()
+            self.forget_engines(0)
             raise OpenError(message.decode(errors="replace") or os.strerror(-code))
         self.handle = handle
 
@@ -445,7 +445,7 @@ cdef class Store(Handle):
         """Waits, without the GIL, until nothing is in flight. The number of roots whose devices did
         not answer in time: they are closed by threads left behind."""
         cdef kvs_store *handle = self.handle
-        cdef int left
+        cdef uint32_t left
         self.handle = NULL
         if handle is NULL or not self.mine():
             return 0
@@ -453,14 +453,14 @@ cdef class Store(Handle):
             left = kvs_close(handle)
         if left:
             Py_INCREF(self.testing)  # those threads use it as long as they live
-        else:
-            self.forget_engines()  # the store closed them
+        self.forget_engines(left)
         sweep()
-        return left
+        return bin(left).count("1")
 
-    cdef int forget_engines(self) except -1:
-        for engine in self.testing[2]:
-            if engine is not None:
+    cdef int forget_engines(self, uint32_t left) except -1:
+        """The store closed them, but those of the roots that are left."""
+        for number, engine in enumerate(self.testing[2]):
+            if engine is not None and not left >> <uint32_t>number & 1:
                 (<InjectedEngine>engine).handle = NULL
         return 0
 

@@ -133,7 +133,7 @@ cdef extern from "kvs.h" nogil:
 
     int kvs_open(const kvs_options *options, kvs_store **out, char *message,
                  uint32_t message_bytes)
-    int kvs_close(kvs_store *store)
+    uint32_t kvs_close(kvs_store *store)
     int kvs_tick(kvs_store *store)
     int kvs_drop_ram(kvs_store *store)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +55,9 @@ class Troubled:
     def heal(self) -> None:
         """Nothing fails any more; what hung goes on."""
         for device in self.devices:
-            device.clear()
-            device.release_stalled()
+            with suppress(ValueError):  # the store closed it
+                device.clear()
+                device.release_stalled()
         self.files.clear()
         self.files.release_stalled()
 
