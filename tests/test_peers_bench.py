@@ -3,6 +3,7 @@ the records they claim to be made from, and a peer that fails is told, not left 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def test_phases_hold_what_they_say() -> None:
 def child(folder: Path, module: str) -> Child:
     folder.mkdir()
     work = Work("tiny", PAGE, 2, 3)
-    return Child(Path(sys.executable), module, folder, work, "best", {})
+    return Child(Path(sys.executable), module, folder, work, "best", dict(os.environ))
 
 
 def test_a_peer_that_is_not_installed_is_told_with_its_error(tmp_path: Path) -> None:
