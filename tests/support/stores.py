@@ -100,7 +100,10 @@ def fork() -> int:
 def other_threads_sleep() -> bool:
     mine = str(threading.get_native_id())
     stats = [path / "stat" for path in Path("/proc/self/task").iterdir() if path.name != mine]
-    return all(stat.read_text().rpartition(") ")[2].startswith("S") for stat in stats)
+    try:
+        return all(stat.read_text().rpartition(") ")[2].startswith("S") for stat in stats)
+    except (FileNotFoundError, ProcessLookupError):  # one has just ended
+        return False
 
 
 def reads_in_flight(device: FaultDevice) -> bool:
