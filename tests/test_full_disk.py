@@ -113,8 +113,11 @@ def test_a_write_that_meets_a_full_disk_makes_the_next_put_evict(tmp_path: Path)
     """Where space is not reserved up front (no fallocate, or a quota counted late)."""
     with troubled(tmp_path) as it:
         chains = fill(it.kv, range(4), it.clock)
+        used = it.root().used_bytes
         it.device.add(Fault.ERRNO, EDQUOT, io=Io.WRITE, count=1)
         assert put(it.kv, chain_named(it.kv, "met it")) == 0
+        # Else that file's own room would be enough for the next.
+        eventually(lambda: it.root().used_bytes == used, "the file that met it is closed")
         assert resident(it.kv, chains) == [0, 1, 2, 3]
         new = fill(it.kv, ["next"], it.clock)
         assert resident(it.kv, chains + new) == [1, 2, 3, 4]

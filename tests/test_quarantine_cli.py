@@ -58,7 +58,8 @@ def test_what_a_load_moved_aside_is_listed_with_its_reason(root: Path, command: 
         until(lambda: moved(root))
         before = times(root)
         code, (told,) = command("ls")
-        assert times(root) == before
+        changed = {path for path, seen in times(root).items() if before.get(path) != seen}
+        assert changed <= {root / "removed.ring"}, "the live store may write that one just now"
         assert (code, told["name"]) == (0, moved(root)[0])
         assert (told["key"], told["namespace"]) == (path.stem, kv.namespace)
         assert (told["bytes"], told["why"]) == (size, "cell: layer 1, block 3")
