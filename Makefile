@@ -44,7 +44,7 @@ demo: setup  ## Show a prefill that streams its prefix from SSD (PROMPT_TOKENS=1
 	@echo "The demo makes its model and store below .demo/ on this disk: about 4 GB."
 	@$(PY) -m kvstore_demo $(if $(PROMPT_TOKENS),--prompt-tokens $(PROMPT_TOKENS))
 
-test: setup  ## Lint, C tests and the suite without its slow part (under 10 minutes)
+test: setup  ## Lint, C tests and the suite without its slow part (about 10 minutes)
 	@$(STEP) --begin test
 	@$(STEP) lint $(SUBMAKE) lint
 	@$(STEP) c-tests $(SUBMAKE) c-tests

@@ -19,7 +19,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
-from openai import OpenAIError
+
+try:
+    from openai import OpenAIError
+except ModuleNotFoundError:
+    sys.exit("run this in vLLM's environment: make bench-vllm, or .venv-vllm/bin/python")
 
 from measure import check_place, command_line
 from ttft import models

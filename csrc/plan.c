@@ -17,8 +17,8 @@
 #include "plan.h"
 #include "room.h"
 
-/* Fast devices are busy with this much, and serve all that they have been given at the same time:
- * with more, a load's first layer comes no sooner than what was asked for long after it. */
+/* A device serves all that it was given at the same time: with more, layer 0 of a load may come no
+ * sooner than what was asked for after it. What this costs in bandwidth: docs/ARCHITECTURE.md. */
 enum { ALIGN = 4096, READ_BYTES_IN_FLIGHT_MAX = 16 << 20 };
 
 struct kvs_transfer *kvs_read_new_locked(enum kvs_transfer_kind kind, struct kvs_file *file,

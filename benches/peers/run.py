@@ -277,6 +277,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--phase", type=int, nargs="+", metavar="N", help="0 is the first")
     parser.add_argument("--keep", action="store_true", help="raw JSON lines below results/")
     options = parser.parse_args()
+    names = [candidate.name for candidate in CANDIDATES]
+    if unknown := set(options.only or ()) - set(names):
+        parser.error(f"--only: {sorted(unknown)} are not among {names}")
+    count = len(phases(16, small=options.small))
+    if any(not 0 <= number < count for number in options.phase or ()):
+        parser.error(f"--phase: numbers are 0 to {count - 1}")
     options.blocks = options.blocks or (16 if options.small else 128)
     options.rounds = options.rounds or (3 if options.small else 7)
     options.writes = options.writes or (3 if options.small else 15)
