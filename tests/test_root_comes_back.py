@@ -168,12 +168,12 @@ def test_a_disk_that_fails_and_is_mounted_again_is_used_again(
             chain = it.stored(8 * GRID)
             os.sync()  # the names too: the shutdown below loses what is not on disk
             shut_down(disk)
-            for _ in range(200):
+            for number in range(400):  # other names each time: half of them fall to this root
                 if it.root().state != "up":
                     break
                 it.store.drop_ram()
                 load(it.kv, it.kv.match(chain))
-                put(it.kv, chain_named(it.kv, it.clock.now_ns, GRID))
+                put(it.kv, chain_named(it.kv, f"while dead {number}", GRID))
             assert it.root().state != "up", "a dead disk is still being asked"
             disk.unmount(lazy=True)
             assert "is its disk mounted?" in stays_down(it)
