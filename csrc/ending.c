@@ -8,7 +8,9 @@
  * Invariants:
  *   1. A transfer is ended once, by whoever took it. `ending` counts those that were taken and are
  *      not over: the I/O thread does not leave before.
- *   2. Whoever is not the I/O thread wakes it afterwards: there may be room now for what it plans.
+ *   2. Helpers wake only after the device was fed: one that wakes may take the I/O thread's core, and
+ *      a device that completes in bursts would stand idle meanwhile.
+ *   3. Whoever is not the I/O thread wakes it afterwards: there may be room now for what it plans.
  */
 #define _GNU_SOURCE 1 /* sched_getaffinity */
 #include <assert.h>
@@ -17,16 +19,15 @@
 
 #include "store.h"
 
-enum { ENDS_PER_ROUND = 4 }; /* between two looks at the device */
+/* Between two looks at the device. */
+enum { ENDS_PER_ROUND = 4, BYTES_PER_ROUND = 1 << 20 };
 
 void kvs_ending_add_locked(struct kvs_root *root, struct kvs_transfer *transfer)
 {
     transfer->next = NULL;
     *root->ended_tail = transfer;
     root->ended_tail = &transfer->next;
-    if (++root->ended_count > ENDS_PER_ROUND && root->helpers_idle) {
-        pthread_cond_signal(&root->help_wanted);
-    }
+    root->ended_count++;
 }
 
 static struct kvs_transfer *take_locked(struct kvs_root *root)
@@ -73,8 +74,15 @@ static void end(struct kvs_root *root, struct kvs_transfer *transfer)
 void kvs_ending_some(struct kvs_root *root)
 {
     struct kvs_transfer *transfer;
+    uint64_t bytes = 0;
     kvs_lock(root->store);
-    for (int i = 0; i < ENDS_PER_ROUND && (transfer = take_locked(root)) != NULL; i++) {
+    if (root->ended_count > ENDS_PER_ROUND && root->helpers_idle) {
+        pthread_cond_signal(&root->help_wanted);
+    }
+    for (int i = 0;
+         i < ENDS_PER_ROUND && bytes < BYTES_PER_ROUND && (transfer = take_locked(root)) != NULL;
+         i++) {
+        bytes += transfer->bytes;
         kvs_unlock(root->store);
         end(root, transfer);
         kvs_lock(root->store);
