@@ -13,7 +13,7 @@ from fio_json import Result, Side, p99_ms, times_ns
 from jobfile import Job
 from kvstore import Layout, Store
 from kvstore.report import StageLatency
-from measure import Figures, coverage_words, ratios, store_words
+from measure import GIB, Figures, coverage_words, ratios, store_words
 from mixed import FILES, Mixed
 from rounds import Round, Rounds
 from subject import Subject
@@ -29,12 +29,13 @@ def blocks_of(job: Job, layout: Layout) -> int:
 
 
 def round_bytes(job: Job, layout: Layout) -> int:
-    return job.numjobs * blocks_of(job, layout) * layout.block_bytes
+    prefixes = 1 if job.rw == "randread" else job.numjobs
+    return prefixes * blocks_of(job, layout) * layout.block_bytes
 
 
 def capacity_bytes(job: Job, layout: Layout) -> int:
     """A read needs its prefixes, a write all that it puts; full and agents' stores evict."""
-    rounds = {"read": 1, "write": job.rounds + 1, "rw": FULL_ROUNDS}[job.rw]
+    rounds = {"read": 1, "randread": 1, "write": job.rounds + 1, "rw": FULL_ROUNDS}[job.rw]
     wanted = round_bytes(job, layout) * (FULL_ROUNDS if job.full else rounds)
     return wanted * 21 // 20 + (64 << 20)  # headers, and files rounded up
 
@@ -70,6 +71,7 @@ class JobRun:
         self.mixed: Mixed | None = None
         self.done: list[Round] = []
         self.user_s = self.system_s = 0.0
+        self.cpu_s: list[float] = []  # of each round
         self.stages: dict[str, tuple[list[int], float]] = {}
 
     def __enter__(self) -> "JobRun":
@@ -106,6 +108,7 @@ class JobRun:
         user_s, system_s = cpu_s()
         self.user_s += user_s - cpu[0]
         self.system_s += system_s - cpu[1]
+        self.cpu_s.append(user_s - cpu[0] + system_s - cpu[1])
         for name, stage in self.store.latency().items():
             self.add_stage(name, stages[name], stage)
 
@@ -128,9 +131,10 @@ class JobRun:
                 with_fio=self.how.with_fio,
             )
         paths = self.linked_files()
+        pieces = [sum(regions)] if self.job.rw == "randread" else regions
         return ReadCeiling(
             paths,
-            layer_major(len(paths), paths[0].stat().st_size - sum(regions), regions),
+            layer_major(len(paths), paths[0].stat().st_size - sum(regions), pieces),
             memory_bytes=memory,
             seconds=self.how.seconds,
             depths=self.how.depths,
@@ -149,6 +153,16 @@ class JobRun:
         return found
 
     # ---- what comes out ----
+
+    def cpu(self) -> Figures:
+        """Processor seconds per GiB moved, all threads, a value a round."""
+        moved = [one.read_bytes + one.write_bytes for one in self.done]
+        return Figures([s / (n / GIB) for s, n in zip(self.cpu_s, moved, strict=True)])
+
+    def completions(self) -> Figures:
+        """How much longer the slowest load of a round took than the quickest."""
+        times = [[load.whole_ns for load in one.loads] or [1] for one in self.done]
+        return Figures([max(some) / min(some) for some in times])
 
     def side(self, name: str) -> Side:
         rounds = self.done
@@ -188,6 +202,8 @@ class JobRun:
             "region_bytes": max(self.subject.regions),
             "rounds": len(self.done),
             "of_fresh": fresh.facts(),
+            "cpu_s_per_gib": self.cpu().facts(),
+            "completions": self.completions().facts(),
             "delivered_bytes": sum(one.delivered_bytes for one in self.done),
             "layer0_ns": times_ns([load.layer0_ns for load in loads]),
             "load_ns": times_ns([load.whole_ns for load in loads]),
@@ -219,6 +235,11 @@ class JobRun:
             )
             moved = read.nbytes / max(1, sum(one.delivered_bytes for one in self.done))
             found.append(f"delivered   each byte for {moved:.2f} read")
+            found.append(f"completion  last over first {self.completions()}")
+        raw = ", ".join(
+            f"{tool} {Figures(v).median:.3f}" for tool, v in ceiling.samples.cpu.items()
+        )
+        found.append(f"processor   {self.cpu():.3f} s per GiB; raw: {raw}")
         found += self.mixed.lines(self.done) if self.mixed else []
         found.append(f"evicted     {self.store.stats().evicted_extents} extents")
         found += ceiling.samples.lines("write" if self.job.rw == "write" else "read")

@@ -16,15 +16,17 @@ from kvstore.models import MODELS
 
 SUFFIXES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 ENGINES = {"libaio": "aio", "psync": "threads"}  # fio's names; ours pass
+READS = ("read", "randread")
 ALWAYS = ("name", "rw", "iodepth", "numjobs")
 
 WORDS = {
     # fio's
-    "rw": "read: load; write: put; rw: both (with turns= or write_rate=)",
+    "rw": "read: load; randread: get of single blocks, in random order; write: put; rw: both (with"
+    " turns= or write_rate=)",
     "bs": "bytes of one cell (one block of one layer), instead of layout=",
     "size": "bytes of the prefix, instead of prefix_tokens=",
     "iodepth": "operations in flight per root",
-    "numjobs": "prefixes that are loaded or put at the same time",
+    "numjobs": "prefixes that are loaded or put, and blocks that are got, at the same time",
     "loops": "rounds; each samples the ceiling, too",
     "runtime": "seconds after which no further round begins",
     "verify": "1: every byte is also held against what was put, outside the timing",
@@ -38,7 +40,8 @@ WORDS = {
     "extent_blocks": "most blocks in one file",
     "roots": "directories of the store, all on this disk",
     "pool": "memory of the store",
-    "into": "pool: views; caller: memory of the caller",
+    "into": "pool: views; caller: memory of the caller; paged: the same by a shuffled block table;"
+    " ordinary: memory that is not aligned, through the pool",
     "turns": "rw=rw: an agent's turns; each loads all so far and puts turn_tokens more",
     "turn_tokens": "that a turn adds",
     "write_rate": "rw=rw: percent of what the device writes, put and evicted beside the loads",
@@ -85,7 +88,7 @@ class Job:
 
     @property
     def rounds(self) -> int:
-        return self.loops or (7 if self.rw == "read" else 15)
+        return self.loops or (7 if self.rw in READS else 15)
 
     def options(self) -> dict[str, str]:
         """What differs from the defaults, as fio prints its "job options", and what readers of
@@ -128,8 +131,8 @@ def layout_of(model: str, extent_blocks: int | None = None) -> Layout:
 
 def check(job: Job) -> None:
     words = {
-        "rw": ("read", "write", "rw"),
-        "into": ("pool", "caller"),
+        "rw": (*READS, "write", "rw"),
+        "into": ("pool", "caller", "paged", "ordinary"),
         "filesystem": ("", "ext4", "xfs"),
         "verify": (0, 1),
         "full": (0, 1),
@@ -141,6 +144,8 @@ def check(job: Job) -> None:
         raise JobError(f"[{job.name}] numjobs, iodepth, roots and layers are at least 1")
     if job.rw == "rw" and bool(job.turns) == bool(job.write_rate):
         raise JobError(f"[{job.name}] rw=rw takes either turns= or write_rate=")
+    if job.rw == "randread" and job.into != "pool":
+        raise JobError(f"[{job.name}] rw=randread gets blocks in the pool: no into=")
     if job.turns and not job.turn_tokens:
         raise JobError(f"[{job.name}] turns= needs turn_tokens=")
 

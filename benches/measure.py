@@ -7,6 +7,7 @@ same run, because disks (virtual ones above all) change from hour to hour; see R
 import json
 import os
 import platform
+import resource
 import shlex
 import shutil
 import statistics
@@ -20,6 +21,7 @@ from typing import Any
 import kvstore
 
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs")
+GIB = 2**30
 COVERAGE_WANTED = 0.95  # with less on huge pages, a virtual disk is measured and not the store
 PERCENTILES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)  # fio's
 
@@ -44,12 +46,23 @@ class Figures:
         }
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({min(self.values):.2f} to {max(self.values):.2f})"
+        return format(self, ".2f")
+
+    def __format__(self, form: str) -> str:
+        form = form or ".2f"
+        low, high = min(self.values), max(self.values)
+        return f"{self.median:{form}} ({low:{form}} to {high:{form}})"
 
 
 def ratios(these: Sequence[float], those: Sequence[float]) -> Figures:
     """Round by round, so that what disturbed a whole round falls out."""
     return Figures([mine / other for mine, other in zip(these, those, strict=True)])
+
+
+def processor_s() -> float:
+    """Of this process so far, all threads, user and system."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

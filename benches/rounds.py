@@ -1,7 +1,8 @@
 """One round of each kind of job. What a round moved and how long it took; nothing is printed here.
 
-read: the prefixes are loaded, all at the same time. write: as many new ones are put. turns: a new
-agent's session, turn by turn. mixed: loads alone, then beside a writer that keeps to its pace.
+read: the prefixes are loaded, all at the same time. randread: the blocks of one are got, one by
+one. write: as many new ones are put. turns: a new agent's session, turn by turn. mixed: loads
+alone, then beside a writer that keeps to its pace.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
+
+import numpy as np
 
 from jobfile import Job
 from kvstore import Chain, Lease
@@ -59,13 +62,15 @@ class Rounds:
         self.numbers = count()
         self.leases: list[Lease] = []  # what is loaded again and again is not to be evicted
         self.writer_gbps = 0.0
+        self.order = np.random.default_rng(0)
 
     def new_chain(self, blocks: int) -> Chain:
         return self.subject.chain(next(self.numbers), blocks, self.common_blocks)
 
     async def prepare(self) -> None:
         """Puts what is loaded, and leases it; where the job wants it, fills the store."""
-        for _ in range(self.job.numjobs if self.job.rw != "write" else 0):
+        prefixes = {"write": 0, "randread": 1}.get(self.job.rw, self.job.numjobs)
+        for _ in range(prefixes):
             chain = self.new_chain(self.blocks)
             await self.subject.put(chain)
             self.subject.chains.append(chain)
@@ -80,10 +85,14 @@ class Rounds:
         for chain in self.subject.chains:
             self.subject.store.drop_ram()
             await self.subject.load(chain, check=True)
+            for block in range(self.blocks if self.job.rw == "randread" else 0):
+                await self.subject.get(chain, block, check=True)
 
     def kind(self) -> Callable[[], Awaitable[Round]]:
         if self.job.rw == "read":
             return self.read
+        if self.job.rw == "randread":
+            return self.gets
         if self.job.rw == "write":
             return self.write
         return self.turns if self.job.turns else self.mixed
@@ -96,10 +105,30 @@ class Rounds:
         return done
 
     async def timed_loads(self) -> Round:
+        return await self.timed(
+            lambda: asyncio.gather(*map(self.subject.load, self.subject.chains))
+        )
+
+    async def gets(self) -> Round:
+        """All blocks, in random order, numjobs of them at the same time."""
+        chain = self.subject.chains[0]
+        order = iter(self.order.permutation(self.blocks).tolist())
+
+        async def one_after_the_other() -> list[Load]:
+            return [await self.subject.get(chain, block) for block in order]
+
+        async def all_blocks() -> list[Load]:
+            done = await asyncio.gather(*(one_after_the_other() for _ in range(self.job.numjobs)))
+            return [load for part in done for load in part]
+
+        return await self.timed(all_blocks)
+
+    async def timed(self, loads_of: Callable[[], Awaitable[list[Load]]]) -> Round:
+        """Cold."""
         self.subject.store.drop_ram()
         before = device_bytes(self.subject)[0]
         began = time.perf_counter()
-        loads = await asyncio.gather(*map(self.subject.load, self.subject.chains))
+        loads = await loads_of()
         took = time.perf_counter() - began
         return Round(
             read_bytes=device_bytes(self.subject)[0] - before,

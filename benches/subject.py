@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore
-from kvstore import Cache, Chain, Layer, Layout, Pages, Store
+from kvstore import Cache, Chain, Layer, Layout, Miss, Pages, Store
 
 SOURCE_BYTES = 1 << 27  # more than a processor's cache holds, as an engine's memory
 PUT_BLOCKS = 64  # a chunk that a prefill computes before it puts
 PAGE = 4096
+ODD = 64
 DEADLINE = "120s"
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,6 +34,13 @@ class Load:
     layer0_ns: int
     whole_ns: int
     layer_ns: list[int] = field(default_factory=list)
+
+
+def odd(rows: int, row_bytes: int) -> Bytes:
+    """Memory as anybody has it, at an address that no direct I/O takes."""
+    memory = np.zeros(rows * row_bytes + 2 * ODD, dtype=np.uint8)
+    at = ODD - memory.ctypes.data % ODD + 1
+    return memory[at : at + rows * row_bytes].reshape(rows, row_bytes)
 
 
 def huge(rows: int, row_bytes: int) -> Bytes:
@@ -48,6 +56,7 @@ class Subject:
         self.chains: list[Chain] = []
         self.into = into
         self.memory: dict[int, list[Bytes]] = {}  # by blocks
+        self.tables: dict[int, npt.NDArray[np.int32]] = {}
         self.cell_bytes = max(map(layout.cell_bytes, range(layout.layers)))
         self.period = max(64, SOURCE_BYTES // self.cell_bytes)
         self.cells = huge(self.period + PUT_BLOCKS, self.cell_bytes)
@@ -117,25 +126,48 @@ class Subject:
 
     def pages(self, blocks: int) -> Pages:
         if blocks not in self.memory:
+            take = odd if self.into == "ordinary" else huge
             self.memory[blocks] = [
-                huge(blocks, self.layout.cell_bytes(layer)) for layer in range(self.layout.layers)
+                take(blocks, self.layout.cell_bytes(layer)) for layer in range(self.layout.layers)
             ]
+            order = np.random.default_rng(blocks).permutation(blocks)
+            self.tables[blocks] = order.astype(np.int32)
         views = [self.parts(layer, cells) for layer, cells in enumerate(self.memory[blocks])]
         names = [[name for name, _ in parts] for parts in self.layout.parts_by_layer]
-        return Pages([dict(zip(*pair, strict=True)) for pair in zip(names, views, strict=True)])
+        memory = [dict(zip(*pair, strict=True)) for pair in zip(names, views, strict=True)]
+        return Pages(memory, block_table=self.tables[blocks] if self.into == "paged" else None)
+
+    def loaded(self, layer: Layer, blocks: int) -> Sequence[tuple[int, Any]]:
+        """(first block, cells) of what a load left."""
+        if self.into == "pool":
+            return [(span.first_block, span.cells) for span in layer.spans]
+        cells = self.memory[blocks][layer.index]
+        return [(0, cells[self.tables[blocks]] if self.into == "paged" else cells)]
 
     def compare(self, layer: Layer, blocks: int) -> None:
-        spans: Sequence[Any] = (
-            [(span.first_block, span.cells) for span in layer.spans]
-            if self.into == "pool"
-            else [(0, self.memory[blocks][layer.index])]
-        )
-        for start, cells in spans:
+        for start, cells in self.loaded(layer, blocks):
             for first in range(0, len(cells), PUT_BLOCKS):
                 some = cells[first : first + PUT_BLOCKS]
                 put = self.rows(layer.index, start + first, len(some))
                 if not np.array_equal(some, put):
                     raise SystemExit(f"layer {layer.index} holds other bytes than were put")
+
+    async def get(self, chain: Chain, block: int, *, check: bool = False) -> Load:
+        """A single block of it, by its key."""
+        began = time.perf_counter_ns()
+        got = await self.kv.get(chain[block], deadline=DEADLINE)
+        if isinstance(got, Miss):
+            raise SystemExit(f"block {block} was put and is a miss: {got.reason}")
+        with got:
+            took = time.perf_counter_ns() - began
+            if check and not np.array_equal(np.frombuffer(got.data, np.uint8), self.block(block)):
+                raise SystemExit(f"block {block} holds other bytes than were put")
+        return Load(self.layout.block_bytes, took, took)
+
+    def block(self, number: int) -> Bytes:
+        return np.concatenate(
+            [self.rows(layer, number, 1)[0] for layer in range(self.layout.layers)]
+        )
 
     def extent_files(self) -> list[Path]:
         """Of the whole store, oldest name order; they may go when something is evicted."""

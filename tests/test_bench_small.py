@@ -47,7 +47,9 @@ def test_kvfio_runs_every_job_or_says_why_not(path: Path, tmp_path: Path) -> Non
         moved = "write" if asked[job["jobname"]].rw == "write" else "read"
         assert job[moved]["bw_bytes"] > 0 and job[moved]["iops"] > 0
         assert job[moved]["clat_ns"]["percentile"]["99.000000"] > 0
+        assert job["kv"]["cpu_s_per_gib"]["low"] > 0 and job["kv"]["completions"]["low"] >= 1
         assert job["kv"]["ceiling"]["tools"]["fresh"]["huge_coverage"] >= 0
+        assert job["kv"]["ceiling"]["tools"]["fresh"]["cpu_s_per_gib"]["median"] > 0
     assert picture.exists() or not ran
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ceiling import fio
 from kvstore.raw_io import DEPTHS, PAGE, RawIo, Step
-from measure import Figures, coverage_words, skip
+from measure import GIB, Figures, coverage_words, processor_s, skip
 
 FIO_SECONDS = 0.5  # shorter, and its first touch of its buffers is what it measures
 
@@ -35,13 +35,21 @@ class Samples:
     """GB/s of every tool and depth, a value a round."""
 
     rounds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)  # processor seconds per GiB
     coverage: dict[str, float] = field(default_factory=dict)  # of each tool's buffers, the least
     engine: str = ""
     registered: bool = False
     fio_note: str = ""
 
-    def add(self, tool: str, depth: int, gbps: float) -> None:
+    def add(self, tool: str, depth: int, gbps: float, cpu: float) -> None:
         self.rounds.setdefault((tool, depth), []).append(gbps)
+        self.cpu.setdefault(tool, []).append(cpu)
+
+    def add_raw(self, tool: str, depth: int, raw: RawIo, seconds: float, steps: int = 0) -> None:
+        before = processor_s()
+        moved = raw.run(depth, seconds, steps=steps)
+        cpu = (processor_s() - before) / (moved.bytes / GIB)
+        self.add(tool, depth, moved.gbps, cpu)
 
     def cover(self, tool: str, coverage: float) -> None:
         self.coverage[tool] = min(coverage, self.coverage.get(tool, 1.0))
@@ -74,6 +82,7 @@ class Samples:
                     "depth": top.depth,
                     "huge_coverage": self.coverage.get(tool),
                     "gbps": top.figures.facts(),
+                    "cpu_s_per_gib": Figures(self.cpu[tool]).facts(),
                 }
                 for tool, top in tops.items()
             },
@@ -114,6 +123,7 @@ class Ceiling:
         if "fio" in self.samples.tools():
             self.fio_depth = self.samples.best("fio").depth
         self.samples.rounds.clear()
+        self.samples.cpu.clear()
 
     def sample(self) -> None:
         """One round; on the thread that made this."""
@@ -128,7 +138,7 @@ class Ceiling:
         except fio.Refused as error:
             self.refuse_fio(str(error))
             return
-        self.samples.add("fio", depth, run.gbps)
+        self.samples.add("fio", depth, run.gbps, run.cpu)
         # Seen from outside, at moments: what it had once, it has.
         best = max(run.huge_coverage, self.samples.coverage.get("fio", 0.0))
         self.samples.coverage["fio"] = best
@@ -139,6 +149,7 @@ class Ceiling:
         self.samples.fio_note = why
         for key in [key for key in self.samples.rounds if key[0] == "fio"]:
             del self.samples.rounds[key]
+        self.samples.cpu.pop("fio", None)
 
     def sample_raw(self) -> None:
         raise NotImplementedError
@@ -177,7 +188,7 @@ class ReadCeiling(Ceiling):
     def sample_raw(self) -> None:
         for tool, raw in self.raw.items():
             for depth in self.depths:
-                self.samples.add(tool, depth, raw.run(depth, self.seconds).gbps)
+                self.samples.add_raw(tool, depth, raw, self.seconds)
 
     def fio_run(self, depth: int) -> fio.Run:
         return fio.read(
@@ -232,7 +243,7 @@ class WriteCeiling(Ceiling):
                     engine=self.engine,
                 )
                 steps = len(paths) * len(self.regions)
-                self.samples.add("fresh", depth, raw.run(depth, 600, steps=steps).gbps)
+                self.samples.add_raw("fresh", depth, raw, 600, steps)
                 self.samples.take_raw("fresh", raw)
 
     def fio_run(self, depth: int) -> fio.Run:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from measure import GIB
+
 FILES_MAX = 16  # more make its file list too long
 SETTLE_S = 60
 
@@ -24,10 +26,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """huge_coverage: share of its buffers on huge pages, 0..1, at its best moment."""
+    """huge_coverage: share of its buffers on huge pages, 0..1, at its best moment. cpu: processor
+    seconds per GiB."""
 
     gbps: float
     huge_coverage: float
+    cpu: float
 
 
 def version() -> str:
@@ -74,7 +78,12 @@ def run(direction: str, io_bytes: int, depth: int, *words: str) -> Run:
     if fio.returncode:
         raise Refused(f"fio: {(complaint or said).strip().splitlines()[-1]}")
     job = json.loads(said[said.index("{") :])["jobs"][0]
-    return Run(job[direction]["bw_bytes"] / 1e9, min(1.0, huge_bytes / (io_bytes * depth)))
+    busy_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
+    return Run(
+        gbps=job[direction]["bw_bytes"] / 1e9,
+        huge_coverage=min(1.0, huge_bytes / (io_bytes * depth)),
+        cpu=busy_s / (job[direction]["io_bytes"] / GIB),
+    )
 
 
 def watch(fio: "subprocess.Popen[str]") -> int:
