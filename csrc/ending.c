@@ -65,6 +65,7 @@ static void end(struct kvs_root *root, struct kvs_transfer *transfer)
     if (kvs_transfer_read_done(root, transfer)) {
         transfer->retried = 1;
         transfer->submitted = 0;
+        transfer->error = 0;
         kvs_lock(root->store);
         kvs_transfer_queue_locked(root, transfer);
         kvs_unlock(root->store);

@@ -18,7 +18,7 @@
 
 static void region_free(struct kvs_store *store, struct kvs_region *region)
 {
-    assert(region->refs == 0 && !region->waiters);
+    assert(region->refs == 0 && !region->waiters && !region->behind);
     kvs_pool_give_locked(store, region->memory);
     store->region_count--;
     free(region);
@@ -90,6 +90,22 @@ struct kvs_region *kvs_region_open_locked(struct kvs_store *store, uint64_t byte
     region->refs = 1;
     store->region_count++;
     return region;
+}
+
+struct kvs_region *kvs_region_cut_locked(struct kvs_store *store, struct kvs_region *region,
+                                         uint64_t bytes)
+{
+    assert(bytes % KVS_ARENA_UNIT_BYTES == 0 && bytes < region->bytes);
+    struct kvs_region *rest = calloc(1, sizeof(*rest));
+    if (rest) {
+        kvs_arena_cut(store->arena, region->memory, bytes);
+        rest->memory = rest->cells = region->memory + bytes;
+        rest->bytes = region->bytes - bytes;
+        rest->refs = 1;
+        region->bytes = bytes;
+        store->region_count++;
+    }
+    return rest;
 }
 
 void kvs_region_hold_locked(struct kvs_store *store, struct kvs_region *region)

@@ -45,7 +45,7 @@ struct kvs_transfer {
     uint8_t retried;
     uint8_t again; /* planned when a read of its extent had failed before */
     struct kvs_file *file; /* held (reads) */
-    struct kvs_region *region; /* held (REGION, WRITE) */
+    struct kvs_region *region; /* held (REGION, WRITE), with those behind it */
     struct kvs_load *load; /* held (DIRECT) */
     uint32_t layer, layers, span; /* DIRECT; several layers: of a get() */
     uint8_t position, count; /* DIRECT: cells of the extent in this run */
