@@ -188,7 +188,7 @@ static enum kvs_reason regions_judge(const struct kvs_transfer *transfer)
     return worst;
 }
 
-/* Once more: what failed its check, and what the device refused to give as one of several layers. */
+/* Once more: what failed its check, and what the device refused as one of several layers. */
 static int read_again(const struct kvs_transfer *transfer)
 {
     int refused = transfer->region->behind && kvs_device_error(transfer->error);

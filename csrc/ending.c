@@ -8,7 +8,7 @@
  * Invariants:
  *   1. A transfer is ended once, by whoever took it. `ending` counts those that were taken and are
  *      not over: the I/O thread does not leave before.
- *   2. Helpers wake only after the device was fed: one that wakes may take the I/O thread's core, and
+ *   2. Helpers wake only after the device was fed: one may take the I/O thread's core, and
  *      a device that completes in bursts would stand idle meanwhile.
  *   3. Whoever is not the I/O thread wakes it afterwards: there may be room now for what it plans.
  */
