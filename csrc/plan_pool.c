@@ -109,7 +109,7 @@ static uint32_t read_end(const struct kvs_load *load, uint32_t layer,
     struct range all = range_of(load, layer, span, count);
     uint32_t end = layer + 1;
     /* What is read for the second time is read alone: those behind it are planned already. */
-    int whole = load->flags & KVS_LOAD_BLOCK && span->next_layer == layer;
+    int whole = load->flags & KVS_LOAD_BLOCK && span->next_layer == layer && !load->apart;
     for (uint32_t next = end; whole && next < load->ns->layer_count; next++) {
         struct range range = range_of(load, next, span, count);
         if (load->ns->cell_bytes[next] == 0) {
@@ -196,10 +196,15 @@ static void regions_planned(struct kvs_load *load, struct kvs_region *first, uin
 }
 
 /* Memory for a read of *bytes; where no piece is large enough for more than `least`, for that. */
-static struct kvs_region *read_open(struct kvs_store *store, uint64_t least, uint64_t *bytes)
+static struct kvs_region *read_open(struct kvs_load *load, uint64_t least, uint64_t *bytes)
 {
-    struct kvs_region *region = kvs_region_open_locked(store, *bytes);
-    if (!region && *bytes > least) {
+    struct kvs_store *store = load->store;
+    struct kvs_region *region = NULL;
+    if (*bytes > least) {
+        region = kvs_region_open_long_locked(store, *bytes);
+        load->apart = !region;
+    }
+    if (!region) {
         *bytes = least;
         region = kvs_region_open_locked(store, least);
     }
@@ -218,7 +223,7 @@ static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_n
         return -EAGAIN;
     }
     uint32_t end = read_end(load, layer, span, count, &bytes);
-    struct kvs_region *first = read_open(store, least, &bytes);
+    struct kvs_region *first = read_open(load, least, &bytes);
     if (!first) {
         return -EAGAIN;
     }

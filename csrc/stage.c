@@ -40,10 +40,10 @@ static uint32_t write_end(const struct kvs_writer *writer, const struct kvs_writ
                           uint32_t layer, uint64_t *bytes)
 {
     uint32_t end = layer + 1;
+    int together = writer->flags & KVS_WRITER_SINGLE && !made->apart;
     *bytes = kvs_staged_bytes(writer, layer, made->count_max);
     for (uint32_t next = kvs_cells_next(writer->ns, end);
-         writer->flags & KVS_WRITER_SINGLE && next < writer->ns->layer_count;
-         next = kvs_cells_next(writer->ns, end)) {
+         together && next < writer->ns->layer_count; next = kvs_cells_next(writer->ns, end)) {
         uint64_t more = kvs_staged_bytes(writer, next, made->count_max);
         if (*bytes + more > KVS_PIECE_BYTES || made->extent->regions[next] ||
             made->layer_sent[next]) {
@@ -83,10 +83,13 @@ static struct kvs_region *stage_open_locked(struct kvs_writer *writer,
 {
     struct kvs_store *store = writer->store;
     uint64_t bytes;
+    struct kvs_region *region = NULL;
     uint32_t end = write_end(writer, made, layer, &bytes);
-    struct kvs_region *region =
-        staging_fits_locked(store, bytes) ? kvs_region_open_locked(store, bytes) : NULL;
-    if (!region && end > layer + 1) {
+    if (end > layer + 1 && staging_fits_locked(store, bytes)) {
+        region = kvs_region_open_long_locked(store, bytes);
+        made->apart = !region;
+    }
+    if (!region) {
         end = layer + 1;
         bytes = kvs_staged_bytes(writer, layer, made->count_max);
         region = staging_fits_locked(store, bytes) ? kvs_region_open_locked(store, bytes) : NULL;

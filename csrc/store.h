@@ -90,6 +90,8 @@ int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag);
 /* ---- pool.c: regions ---- */
 /* A region with memory for `bytes`, refs 1, not attached; NULL when there is no room. */
 struct kvs_region *kvs_region_open_locked(struct kvs_store *store, uint64_t bytes);
+/* The same, which would be nice to have: not at any price to the RAM tier. */
+struct kvs_region *kvs_region_open_long_locked(struct kvs_store *store, uint64_t bytes);
 /* Of a region that nobody else knows yet: its memory behind the first `bytes` (whole units) becomes
  * a region like it; NULL: no memory for the record, nothing changed. */
 struct kvs_region *kvs_region_cut_locked(struct kvs_store *store, struct kvs_region *region,

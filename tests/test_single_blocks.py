@@ -277,6 +277,31 @@ def test_a_put_is_few_writes_and_what_lies_between_cells_is_zero(blocks: Blocks)
         assert load.stats().disk_bytes == 0  # what was written is in the RAM tier, layer by layer
 
 
+def test_a_pool_that_views_cut_up_keeps_what_it_has_in_ram(tmp_path: Path) -> None:
+    """A piece as long as an operation is nowhere to be had between kept views: it is not looked for
+    until the RAM tier is empty."""
+    blocks = Blocks(tmp_path, pool="8MiB")
+    blocks.put_all()
+    loads = []
+    for block in range(BLOCKS):
+        load = blocks.kv.load(blocks.hit(block))
+        load.wait(LAYERS - 1)
+        loads.append(load)
+    for load in loads:
+        for layer in set(range(LAYERS)) - {0, 15, 30, 45, 60}:
+            load.release(layer)
+    before = BLOCKS * (LAYERS - 5) * REGION
+    until(lambda: blocks.store.stats().pool_cached_bytes == before)
+    parts = ((("latent", CELL),),) * TOGETHER
+    kv = blocks.store.cache(Layout(parts_by_layer=parts, model="less", block_tokens=64))
+    value = blocks.bytes[0][: kv.layout.block_bytes]
+    assert kv.put_blocking(blocks.chain[0], value)
+    assert blocks.store.stats().pool_cached_bytes > before // 2
+    for load in loads:
+        load.close()
+    blocks.close()
+
+
 def test_layers_without_parts_are_no_gap(tmp_path: Path) -> None:
     """Linear attention has none: the file goes on as if they were not there."""
     layers = ((("k", 131_000), ("v", 700)), (), (), (("k", 100),), ()) * 4
