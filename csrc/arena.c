@@ -154,13 +154,30 @@ void *kvs_arena_take(struct kvs_arena *arena, uint64_t bytes)
     return arena->base + (uint64_t)first * KVS_ARENA_UNIT_BYTES;
 }
 
+static uint32_t taken_at(const struct kvs_arena *arena, const void *address)
+{
+    const uint64_t offset = (uint64_t)((const char *)address - arena->base);
+    assert(offset < arena->bytes && offset % KVS_ARENA_UNIT_BYTES == 0);
+    const uint32_t first = (uint32_t)(offset / KVS_ARENA_UNIT_BYTES);
+    assert(arena->tag[first] != 0 && (arena->tag[first] & FREE) == 0); /* not given back yet */
+    return first;
+}
+
+void kvs_arena_cut(struct kvs_arena *arena, void *address, uint64_t bytes)
+{
+    const uint32_t first = taken_at(arena, address);
+    const uint32_t length = arena->tag[first];
+    assert(bytes % KVS_ARENA_UNIT_BYTES == 0);
+    const uint64_t units = bytes / KVS_ARENA_UNIT_BYTES;
+    assert(units > 0 && units < length);
+    arena->tag[first] = (uint32_t)units;
+    arena->tag[first + units] = length - (uint32_t)units;
+}
+
 void kvs_arena_give(struct kvs_arena *arena, void *address)
 {
-    const uint64_t offset = (uint64_t)((char *)address - arena->base);
-    assert(offset < arena->bytes && offset % KVS_ARENA_UNIT_BYTES == 0);
-    uint32_t first = (uint32_t)(offset / KVS_ARENA_UNIT_BYTES);
+    uint32_t first = taken_at(arena, address);
     uint32_t length = arena->tag[first];
-    assert(length != 0 && (length & FREE) == 0); /* what take returned, not given back yet */
     arena->tag[first] = 0;
     arena->free_units += length;
 

@@ -27,7 +27,10 @@ void kvs_arena_close(struct kvs_arena *arena);
 
 /* Address of `bytes` (rounded up to units), or NULL when no free run is long enough. */
 void *kvs_arena_take(struct kvs_arena *arena, uint64_t bytes);
-/* `address` as take returned it. */
+/* What take returned becomes two, each to be given back alone: the second begins `bytes` (whole
+ * units) behind the first. */
+void kvs_arena_cut(struct kvs_arena *arena, void *address, uint64_t bytes);
+/* `address` as take or cut made it. */
 void kvs_arena_give(struct kvs_arena *arena, void *address);
 
 void *kvs_arena_base(const struct kvs_arena *arena);

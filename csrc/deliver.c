@@ -5,7 +5,8 @@
  * by a region reference or counted in load->memory_users.
  *
  * A cell that fails its check is read once more into pool memory (a caller who scribbles over his
- * own pages must not condemn good data); if it fails again its extent goes to quarantine.
+ * own pages must not condemn good data), with those of the same read; if it fails again its extent
+ * goes to quarantine.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -166,33 +167,57 @@ static void transfer_free_locked(struct kvs_store *store, struct kvs_transfer *t
     free(transfer);
 }
 
+/* What came of each region of the read. Nobody looks at it before they are told, so it needs no
+ * lock. Returns the last reason that is none. */
+static enum kvs_reason regions_judge(const struct kvs_transfer *transfer)
+{
+    enum kvs_reason worst = KVS_REASON_NONE;
+    for (struct kvs_region *region = transfer->region; region; region = region->behind) {
+        enum kvs_reason reason = KVS_REASON_NONE;
+        region->good = 0;
+        if (transfer->error) {
+            reason = reason_of_error(transfer->error);
+        } else {
+            region->good = (uint8_t)verify(transfer->file, region->layer, region->first,
+                                           region->cells, region->cell_bytes, region->count);
+            reason = region->good < region->count ? KVS_REASON_DAMAGED : KVS_REASON_NONE;
+        }
+        region->reason = (uint8_t)reason;
+        worst = reason ? reason : worst;
+    }
+    return worst;
+}
+
+/* Once more: what failed its check, and what the device refused as one of several layers. */
+static int read_again(const struct kvs_transfer *transfer)
+{
+    int refused = transfer->region->behind && kvs_device_error(transfer->error);
+    return !transfer->retried && (transfer->error ? refused : 1);
+}
+
 static int region_read_done(struct kvs_root *root, struct kvs_transfer *transfer)
 {
     struct kvs_store *store = root->store;
-    struct kvs_region *region = transfer->region;
-    enum kvs_reason reason = KVS_REASON_NONE;
-    uint32_t good = 0;
-    if (transfer->error) {
-        reason = reason_of_error(transfer->error);
-    } else {
-        good = verify(transfer->file, region->layer, region->first, region->cells,
-                      region->cell_bytes, region->count);
-        reason = good < region->count ? KVS_REASON_DAMAGED : KVS_REASON_NONE;
-        if (reason && !transfer->retried) {
-            return 1;
-        }
+    enum kvs_reason reason = regions_judge(transfer);
+    if (reason && read_again(transfer)) {
+        return 1;
     }
     kvs_lock(store);
-    region->good = (uint8_t)good;
-    region->reason = (uint8_t)reason;
-    region->state = reason ? KVS_REGION_BAD : KVS_REGION_READY;
-    if (reason == KVS_REASON_DAMAGED && transfer->file->extent) {
-        kvs_quarantine_locked(store, transfer->file->extent, reason);
-    } else if (kvs_device_error(transfer->error) && transfer->file->extent) {
-        kvs_extent_unreadable_locked(root, transfer->file->extent, transfer->again);
+    struct kvs_extent *extent = transfer->file->extent;
+    for (struct kvs_region *at = transfer->region; at; at = at->behind) {
+        at->state = at->reason ? KVS_REGION_BAD : KVS_REGION_READY;
+    }
+    if (reason == KVS_REASON_DAMAGED && extent) {
+        kvs_quarantine_locked(store, extent, reason);
+    } else if (kvs_device_error(transfer->error) && extent) {
+        kvs_extent_unreadable_locked(root, extent, transfer->again);
     }
     kvs_unlock(store);
-    kvs_deliver_waiters(store, region);
+    for (struct kvs_region *at = transfer->region, *behind; at; at = behind) {
+        behind = at->behind;
+        at->behind = NULL;
+        kvs_deliver_waiters(store, at);
+    }
     kvs_lock(store);
     transfer_free_locked(store, transfer);
     kvs_unlock(store);

@@ -8,7 +8,7 @@
  * Invariants:
  *   1. A transfer is ended once, by whoever took it. `ending` counts those that were taken and are
  *      not over: the I/O thread does not leave before.
- *   2. Helpers wake only after the device was fed: one that wakes may take the I/O thread's core, and
+ *   2. Helpers wake only after the device was fed: one may take the I/O thread's core, and
  *      a device that completes in bursts would stand idle meanwhile.
  *   3. Whoever is not the I/O thread wakes it afterwards: there may be room now for what it plans.
  */
@@ -65,6 +65,7 @@ static void end(struct kvs_root *root, struct kvs_transfer *transfer)
     if (kvs_transfer_read_done(root, transfer)) {
         transfer->retried = 1;
         transfer->submitted = 0;
+        transfer->error = 0;
         kvs_lock(root->store);
         kvs_transfer_queue_locked(root, transfer);
         kvs_unlock(root->store);

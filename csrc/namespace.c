@@ -66,6 +66,14 @@ int kvs_namespace_add_locked(struct kvs_store *store, const char *name, struct k
     return 0;
 }
 
+uint32_t kvs_cells_next(const struct kvs_namespace *ns, uint32_t layer)
+{
+    while (layer < ns->layer_count && ns->cell_bytes[layer] == 0) {
+        layer++;
+    }
+    return layer;
+}
+
 void kvs_namespace_free(struct kvs_namespace *ns)
 {
     for (uint32_t i = 0; i < KVS_ROOTS_MAX; i++) {

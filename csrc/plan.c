@@ -1,14 +1,13 @@
 /*
  * plan.c: which cells are read next. Layer 0 of all blocks first, then 1, 2 ...; across loads the
- * one furthest behind in layers goes first, the older on a tie.
+ * one furthest behind in layers goes first, the older on a tie. Where the bytes go: plan_direct.c,
+ * plan_pool.c.
  *
  * Runs on the root's I/O thread under the lock; makes transfers, moves nothing itself.
  *
  * Invariants:
  *   1. On one root no span of layer l + 1 is planned before every span of layer l was.
  *   2. A load takes pool memory beyond its reservation only from what no other load is promised.
- *   3. A read's range in the file is rounded out to 4096 and goes to the pool; only a range that is
- *      aligned on both sides goes straight to caller memory: no byte outside its cells is written.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,7 +18,7 @@
 
 /* A device serves all that it was given at the same time: with more, layer 0 of a load may come no
  * sooner than what was asked for after it. What this costs in bandwidth: docs/ARCHITECTURE.md. */
-enum { ALIGN = 4096, READ_BYTES_IN_FLIGHT_MAX = 16 << 20 };
+enum { READ_BYTES_IN_FLIGHT_MAX = 16 << 20 };
 
 struct kvs_transfer *kvs_read_new_locked(enum kvs_transfer_kind kind, struct kvs_file *file,
                                          uint64_t offset, uint8_t *memory, uint64_t bytes)
@@ -41,117 +40,6 @@ struct kvs_file *kvs_span_file_locked(const struct kvs_load_span *span)
     return span->file ? span->file : span->extent->file;
 }
 
-/* ---- through the pool ---- */
-
-int kvs_region_covers(const struct kvs_region *region, uint32_t first, uint32_t count)
-{
-    return region && region->state != KVS_REGION_BAD && region->state != KVS_REGION_STAGING &&
-           region->first <= first && first + count <= (uint32_t)region->first + region->count;
-}
-
-static int waiter_add(struct kvs_region *region, struct kvs_load *load, uint32_t layer,
-                      uint32_t span)
-{
-    struct kvs_waiter *waiter = malloc(sizeof(*waiter));
-    if (!waiter) {
-        return -EAGAIN;
-    }
-    *waiter = (struct kvs_waiter){region->waiters, load, layer, span};
-    region->waiters = waiter;
-    kvs_load_hold_locked(load);
-    kvs_room_take_locked(load, layer, region->bytes);
-    return 0;
-}
-
-/* In the pool already: a view at once, or a copy by the I/O thread. */
-static int take_from_ram(struct kvs_load *load, uint32_t layer, uint32_t span,
-                         struct kvs_region *region)
-{
-    struct kvs_store *store = load->store;
-    uint64_t cells = load->spans[span].count;
-    if (!load->into.targets) {
-        if (!kvs_room_for_locked(load, layer, region->bytes)) {
-            return -EAGAIN;
-        }
-        kvs_region_hold_locked(store, region);
-        load->runs[(size_t)layer * load->span_count + span].region = region;
-        kvs_room_take_locked(load, layer, region->bytes);
-        load->stats.ram_bytes += cells * region->cell_bytes;
-        kvs_load_span_done_locked(load, layer, span);
-        return 0;
-    }
-    struct kvs_transfer *copy = calloc(1, sizeof(*copy));
-    if (!copy || waiter_add(region, load, layer, span) < 0) {
-        free(copy);
-        return -EAGAIN;
-    }
-    kvs_region_hold_locked(store, region);
-    copy->kind = KVS_TRANSFER_HIT;
-    copy->region = region;
-    kvs_ending_add_locked(&store->roots[load->spans[span].root], copy);
-    load->stats.ram_bytes += cells * region->cell_bytes;
-    return 0;
-}
-
-/* A new region that takes the layer's place in the RAM tier, if the old one there lets it. */
-static void attach(struct kvs_store *store, struct kvs_region *region, struct kvs_extent *extent)
-{
-    if (!extent->regions) {
-        extent->regions = calloc(extent->ns->layer_count, sizeof(*extent->regions));
-    }
-    if (!extent->regions || extent->state != KVS_EXTENT_LIVE) {
-        return;
-    }
-    struct kvs_region *old = extent->regions[region->layer];
-    if (old && old->state == KVS_REGION_READING) {
-        return;
-    }
-    if (old) {
-        kvs_region_detach_locked(store, old);
-    }
-    kvs_region_attach_locked(region, extent);
-}
-
-static int read_into_pool(struct kvs_load *load, uint32_t layer, uint32_t span_number,
-                          uint32_t count)
-{
-    struct kvs_store *store = load->store;
-    struct kvs_load_span *span = &load->spans[span_number];
-    uint64_t cell = load->ns->cell_bytes[layer];
-    uint64_t start = kvs_span_file_locked(span)->region_offsets[layer] + span->position * cell;
-    uint64_t first = start / ALIGN * ALIGN;
-    uint64_t bytes = (start + count * cell + ALIGN - 1) / ALIGN * ALIGN - first;
-    if (!kvs_room_for_locked(load, layer, bytes)) {
-        return -EAGAIN;
-    }
-    struct kvs_region *region = kvs_region_open_locked(store, bytes);
-    if (!region) {
-        return -EAGAIN;
-    }
-    region->cells = region->memory + (start - first);
-    region->layer = layer;
-    region->cell_bytes = (uint32_t)cell;
-    region->first = span->position;
-    region->count = (uint8_t)count;
-    region->state = KVS_REGION_READING;
-    struct kvs_transfer *read = kvs_read_new_locked(KVS_TRANSFER_REGION, kvs_span_file_locked(span),
-                                                    first, region->memory, bytes);
-    if (!read || waiter_add(region, load, layer, span_number) < 0) {
-        if (read) {
-            kvs_file_drop_locked(store, read->file);
-            free(read);
-        }
-        region->state = KVS_REGION_BAD;
-        kvs_region_drop_locked(store, region);
-        return -EAGAIN;
-    }
-    read->region = region; /* with the reference that open gave */
-    attach(store, region, span->extent);
-    kvs_transfer_queue_locked(&store->roots[span->root], read);
-    load->stats.disk_bytes += count * cell;
-    return 0;
-}
-
 uint32_t kvs_span_wanted_locked(const struct kvs_load *load, uint32_t layer,
                                 const struct kvs_load_span *span)
 {
@@ -160,27 +48,6 @@ uint32_t kvs_span_wanted_locked(const struct kvs_load *load, uint32_t layer,
         return 0;
     }
     return good - local < span->count ? (uint32_t)(good - local) : span->count;
-}
-
-int kvs_plan_region_locked(struct kvs_load *load, uint32_t layer, uint32_t span_number)
-{
-    struct kvs_load_span *span = &load->spans[span_number];
-    struct kvs_extent *extent = span->extent;
-    uint32_t count = kvs_span_wanted_locked(load, layer, span);
-    struct kvs_region *region = extent->regions ? extent->regions[layer] : NULL;
-    int reread = load->runs[(size_t)layer * load->span_count + span_number].reread;
-    if (count == 0) {
-        kvs_load_span_done_locked(load, layer, span_number);
-        return 0;
-    }
-    if (!reread && kvs_region_covers(region, span->position, count)) {
-        if (region->state == KVS_REGION_READY) {
-            return take_from_ram(load, layer, span_number, region);
-        }
-        load->stats.ram_bytes += (uint64_t)count * region->cell_bytes;
-        return waiter_add(region, load, layer, span_number);
-    }
-    return read_into_pool(load, layer, span_number, count);
 }
 
 /* ---- the order ---- */

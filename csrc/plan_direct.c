@@ -11,8 +11,6 @@
 
 #include "plan.h"
 
-enum { ALIGN = 4096 };
-
 static int direct_possible(const struct kvs_load *load, uint32_t layer)
 {
     const struct kvs_namespace *ns = load->ns;
@@ -53,7 +51,7 @@ static int direct_aligned(const struct kvs_load *load, uint32_t layer,
         uint32_t length = direct_run(load, layer, local + at, count - at, &memory);
         uint64_t offset =
             kvs_span_file_locked(span)->region_offsets[layer] + (span->position + at) * cell;
-        if (length && ((offset | length * cell | (uintptr_t)memory) & (ALIGN - 1))) {
+        if (length && ((offset | length * cell | (uintptr_t)memory) & (KVS_PLAN_ALIGN - 1))) {
             return 0;
         }
         at += length ? length : 1;
@@ -81,7 +79,7 @@ static uint32_t direct_layers(const struct kvs_load *load, uint32_t layer,
     const uint64_t *offsets = kvs_span_file_locked(span)->region_offsets;
     uint32_t next = layer + 1;
     int whole = load->flags & KVS_LOAD_BLOCK, wanted;
-    while (whole && next < load->ns->layer_count && cells[next] % ALIGN == 0) {
+    while (whole && next < load->ns->layer_count && cells[next] % KVS_PLAN_ALIGN == 0) {
         if (!direct_wanted(load, next, span, kvs_span_wanted_locked(load, next, span)) ||
             kvs_into_block(load, next, 0, &wanted) != memory + *bytes ||
             offsets[next] + (uint64_t)span->position * cells[next] !=

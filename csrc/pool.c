@@ -18,7 +18,7 @@
 
 static void region_free(struct kvs_store *store, struct kvs_region *region)
 {
-    assert(region->refs == 0 && !region->waiters);
+    assert(region->refs == 0 && !region->waiters && !region->behind);
     kvs_pool_give_locked(store, region->memory);
     store->region_count--;
     free(region);
@@ -50,15 +50,24 @@ void kvs_region_attach_locked(struct kvs_region *region, struct kvs_extent *exte
     region->extent = extent;
 }
 
-/* Memory from the arena; cached regions make room, the least recently used first. */
-void *kvs_pool_take_locked(struct kvs_store *store, uint64_t bytes)
+/* Memory from the arena; cached regions make room, the least recently used first, until that many
+ * bytes of them are gone. */
+static void *take_locked(struct kvs_store *store, uint64_t bytes, uint64_t evict_bytes)
 {
+    uint64_t evicted = 0;
     void *memory = kvs_arena_take(store->arena, bytes);
-    while (!memory && !kvs_list_empty(&store->cached)) {
-        kvs_region_detach_locked(store, KVS_ENTRY(store->cached.prev, struct kvs_region, lru));
+    while (!memory && evicted < evict_bytes && !kvs_list_empty(&store->cached)) {
+        struct kvs_region *oldest = KVS_ENTRY(store->cached.prev, struct kvs_region, lru);
+        evicted += oldest->bytes;
+        kvs_region_detach_locked(store, oldest);
         memory = kvs_arena_take(store->arena, bytes);
     }
     return memory;
+}
+
+void *kvs_pool_take_locked(struct kvs_store *store, uint64_t bytes)
+{
+    return take_locked(store, bytes, UINT64_MAX);
 }
 
 void kvs_pool_give_locked(struct kvs_store *store, void *memory)
@@ -73,13 +82,13 @@ uint64_t kvs_pool_room_locked(struct kvs_store *store)
     return kvs_arena_free_bytes(store->arena) + store->cached_bytes;
 }
 
-struct kvs_region *kvs_region_open_locked(struct kvs_store *store, uint64_t bytes)
+static struct kvs_region *open_locked(struct kvs_store *store, uint64_t bytes, uint64_t evict_bytes)
 {
     struct kvs_region *region = calloc(1, sizeof(*region));
     if (!region) {
         return NULL;
     }
-    region->memory = kvs_pool_take_locked(store, bytes);
+    region->memory = take_locked(store, bytes, evict_bytes);
     if (!region->memory) {
         free(region);
         return NULL;
@@ -90,6 +99,34 @@ struct kvs_region *kvs_region_open_locked(struct kvs_store *store, uint64_t byte
     region->refs = 1;
     store->region_count++;
     return region;
+}
+
+struct kvs_region *kvs_region_open_locked(struct kvs_store *store, uint64_t bytes)
+{
+    return open_locked(store, bytes, UINT64_MAX);
+}
+
+/* In a pool that kept views have cut up, a long piece may not come though all the rest is evicted.
+ * So the RAM tier pays twice the piece at most. */
+struct kvs_region *kvs_region_open_long_locked(struct kvs_store *store, uint64_t bytes)
+{
+    return open_locked(store, bytes, 2 * bytes);
+}
+
+struct kvs_region *kvs_region_cut_locked(struct kvs_store *store, struct kvs_region *region,
+                                         uint64_t bytes)
+{
+    assert(bytes % KVS_ARENA_UNIT_BYTES == 0 && bytes < region->bytes);
+    struct kvs_region *rest = calloc(1, sizeof(*rest));
+    if (rest) {
+        kvs_arena_cut(store->arena, region->memory, bytes);
+        rest->memory = rest->cells = region->memory + bytes;
+        rest->bytes = region->bytes - bytes;
+        rest->refs = 1;
+        region->bytes = bytes;
+        store->region_count++;
+    }
+    return rest;
 }
 
 void kvs_region_hold_locked(struct kvs_store *store, struct kvs_region *region)

@@ -1,6 +1,6 @@
 /*
  * stage.c: from the caller's tensors to whole regions in the pool: the copier thread gathers the
- * parts of each cell, takes its checksum, and sends a layer's region to the disk when it is whole.
+ * parts of each cell and takes its checksum. What is whole goes to the disk: send.c.
  *
  * The copier is one thread per store, so that neither the event loop nor a prefill copies. It may
  * wait for room; it never waits without something in flight that will give room, else it drops.
@@ -22,29 +22,80 @@
 
 enum { ROOM_WAIT_MS = 20, ROOM_WAIT_MAX_S = 5 };
 
-static uint64_t region_bytes(const struct kvs_writer *writer, uint32_t layer, uint64_t blocks)
+uint64_t kvs_staged_bytes(const struct kvs_writer *writer, uint32_t layer, uint64_t blocks)
 {
     uint64_t bytes = blocks * writer->ns->cell_bytes[layer];
     return (bytes + KVS_ARENA_UNIT_BYTES - 1) / KVS_ARENA_UNIT_BYTES * KVS_ARENA_UNIT_BYTES;
 }
 
-static struct kvs_region *stage_open_locked(struct kvs_writer *writer,
-                                            struct kvs_writer_extent *made, uint32_t layer)
+static int staging_fits_locked(struct kvs_store *store, uint64_t bytes)
+{
+    return store->staging_bytes + bytes <= kvs_arena_bytes(store->arena) / 2 &&
+           kvs_pool_room_locked(store) >= kvs_load_promised_locked(store, NULL) + bytes;
+}
+
+/* How far one write goes that begins with `layer`: the first layer that is not in it, and *bytes.
+ * A single block comes whole, so its layers wait for each other; a layer of a prefill for none. */
+static uint32_t write_end(const struct kvs_writer *writer, const struct kvs_writer_extent *made,
+                          uint32_t layer, uint64_t *bytes)
+{
+    uint32_t end = layer + 1;
+    int together = writer->flags & KVS_WRITER_SINGLE && !made->apart;
+    *bytes = kvs_staged_bytes(writer, layer, made->count_max);
+    for (uint32_t next = kvs_cells_next(writer->ns, end);
+         together && next < writer->ns->layer_count; next = kvs_cells_next(writer->ns, end)) {
+        uint64_t more = kvs_staged_bytes(writer, next, made->count_max);
+        if (*bytes + more > KVS_PIECE_BYTES || made->extent->regions[next] ||
+            made->layer_sent[next]) {
+            break;
+        }
+        *bytes += more;
+        end = next + 1;
+    }
+    return end;
+}
+
+/* Cuts memory for layers [layer, end) into their regions, one behind the other: fewer, when there
+ * is no memory for records. */
+static void stage_attach_locked(struct kvs_writer *writer, struct kvs_writer_extent *made,
+                                struct kvs_region *region, uint32_t layer, uint32_t end)
 {
     struct kvs_store *store = writer->store;
-    uint64_t bytes = region_bytes(writer, layer, made->count_max);
-    if (store->staging_bytes + bytes > kvs_arena_bytes(store->arena) / 2 ||
-        kvs_pool_room_locked(store) < kvs_load_promised_locked(store, NULL) + bytes) {
-        return NULL;
-    }
-    struct kvs_region *region = kvs_region_open_locked(store, bytes);
-    if (region) {
+    while (region) {
+        uint32_t next = kvs_cells_next(writer->ns, layer + 1);
+        region->behind =
+            next < end ? kvs_region_cut_locked(store, region,
+                                               kvs_staged_bytes(writer, layer, made->count_max))
+                       : NULL;
         region->layer = layer;
         region->cell_bytes = writer->ns->cell_bytes[layer];
         region->count = (uint8_t)made->count_max;
         region->state = KVS_REGION_STAGING;
         kvs_region_attach_locked(region, made->extent);
         store->staging_bytes += region->bytes;
+        region = region->behind;
+        layer = next;
+    }
+}
+
+static struct kvs_region *stage_open_locked(struct kvs_writer *writer,
+                                            struct kvs_writer_extent *made, uint32_t layer)
+{
+    struct kvs_store *store = writer->store;
+    uint64_t bytes;
+    struct kvs_region *region = NULL;
+    uint32_t end = write_end(writer, made, layer, &bytes);
+    if (end > layer + 1 && staging_fits_locked(store, bytes)) {
+        region = kvs_region_open_long_locked(store, bytes);
+        made->apart = !region;
+    }
+    if (!region) {
+        end = layer + 1;
+        bytes = kvs_staged_bytes(writer, layer, made->count_max);
+        region = staging_fits_locked(store, bytes) ? kvs_region_open_locked(store, bytes) : NULL;
+    }
+    if (region) {
+        stage_attach_locked(writer, made, region, layer, end);
     }
     return region;
 }
@@ -83,6 +134,7 @@ static struct kvs_region *stage_region_locked(struct kvs_writer *writer,
         if (region) {
             return region;
         }
+        kvs_made_send_apart_locked(writer->store);
         if (!wait_for_room_locked(writer->store, &began)) {
             kvs_made_drop_locked(writer, made);
         }
@@ -198,98 +250,4 @@ void *kvs_copier_thread(void *argument)
     }
     kvs_unlock(store);
     return NULL;
-}
-
-/* ---- sending whole layers ---- */
-
-static void send_layer_locked(struct kvs_writer *writer, struct kvs_writer_extent *made,
-                              uint32_t layer)
-{
-    struct kvs_store *store = writer->store;
-    struct kvs_region *region = made->extent->regions[layer];
-    struct kvs_transfer *write = calloc(1, sizeof(*write));
-    if (!write) {
-        kvs_made_drop_locked(writer, made);
-        return;
-    }
-    uint64_t cells = (uint64_t)made->count * writer->ns->cell_bytes[layer];
-    write->kind = KVS_TRANSFER_WRITE;
-    write->fd = made->temp.fd;
-    write->file_offset = made->region_offsets[layer];
-    write->memory = region->memory;
-    write->bytes = region_bytes(writer, layer, made->count);
-    memset(region->memory + cells, 0, write->bytes - cells); /* padding on disk is zero */
-    write->region = region;
-    write->writer = writer;
-    write->made = made;
-    write->layer = layer;
-    kvs_region_hold_locked(store, region);
-    kvs_writer_hold_locked(writer);
-    made->layer_sent[layer] = 1;
-    made->writes_in_flight++;
-    store->writes_in_flight++;
-    kvs_transfer_queue_locked(&store->roots[made->root], write);
-    kvs_root_wake(&store->roots[made->root]);
-}
-
-void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
-{
-    for (uint32_t i = 0; i < writer->ns->layer_count && made->state == KVS_MADE_READY; i++) {
-        if (made->layer_have[i] == made->count && !made->layer_sent[i] &&
-            writer->ns->cell_bytes[i]) {
-            send_layer_locked(writer, made, i);
-        }
-    }
-}
-
-static void staged_release_locked(struct kvs_store *store, struct kvs_region *region)
-{
-    store->staging_bytes -= region->bytes;
-    kvs_region_drop_locked(store, region); /* the reference of the staging itself */
-}
-
-/* A region reached the disk: it is a RAM hit from now on, evictable. */
-void kvs_made_written(struct kvs_transfer *write)
-{
-    struct kvs_writer *writer = write->writer;
-    struct kvs_writer_extent *made = write->made;
-    struct kvs_store *store = writer->store;
-    struct kvs_region *region = write->region;
-    kvs_lock(store);
-    made->writes_in_flight--;
-    store->writes_in_flight--;
-    if (write->error) {
-        if (write->error == -ENOSPC || write->error == -EDQUOT) {
-            store->roots[made->root].writes_full = 1;
-        }
-        kvs_made_drop_locked(writer, made);
-    } else {
-        writer->stats.bytes_written += (uint64_t)made->count * region->cell_bytes;
-        store->stats.written_bytes += (uint64_t)made->count * region->cell_bytes;
-    }
-    region->count = (uint8_t)made->count;
-    region->good = made->state == KVS_MADE_DROPPED ? 0 : region->count;
-    region->state = made->state == KVS_MADE_DROPPED ? KVS_REGION_BAD : KVS_REGION_READY;
-    staged_release_locked(store, region);
-    kvs_region_drop_locked(store, region);
-    if (made->state == KVS_MADE_DROPPED) {
-        kvs_made_drop_locked(writer, made); /* the last write out closes the file */
-    }
-    kvs_writer_progress_locked(writer);
-    kvs_writer_drop_locked(writer);
-    pthread_cond_broadcast(&store->changed);
-    kvs_unlock(store);
-    free(write);
-}
-
-/* Staged regions that are not on their way to the disk. */
-void kvs_stage_clear_locked(struct kvs_writer *writer, struct kvs_writer_extent *made)
-{
-    for (uint32_t i = 0; i < writer->ns->layer_count; i++) {
-        struct kvs_region *region = made->extent->regions[i];
-        if (region && region->state == KVS_REGION_STAGING && !made->layer_sent[i]) {
-            region->state = KVS_REGION_BAD;
-            staged_release_locked(writer->store, region);
-        }
-    }
 }

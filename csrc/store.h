@@ -69,6 +69,8 @@ void kvs_ticket_drop_locked(struct kvs_ticket *ticket);
 struct kvs_namespace *kvs_namespace_find_locked(struct kvs_store *store, const char *name);
 int kvs_namespace_add_locked(struct kvs_store *store, const char *name, struct kvs_namespace **out);
 void kvs_namespace_free(struct kvs_namespace *ns);
+/* The first layer from `layer` on that has cells; layer_count: none. */
+uint32_t kvs_cells_next(const struct kvs_namespace *ns, uint32_t layer);
 void kvs_path_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path);
 void kvs_bucket_of(const struct kvs_namespace *ns, const struct kvs_key *key, char *path,
                    uint32_t *bucket);
@@ -88,6 +90,12 @@ int kvs_absent_known_locked(struct kvs_store *store, uint64_t tag);
 /* ---- pool.c: regions ---- */
 /* A region with memory for `bytes`, refs 1, not attached; NULL when there is no room. */
 struct kvs_region *kvs_region_open_locked(struct kvs_store *store, uint64_t bytes);
+/* The same, which would be nice to have: not at any price to the RAM tier. */
+struct kvs_region *kvs_region_open_long_locked(struct kvs_store *store, uint64_t bytes);
+/* Of a region that nobody else knows yet: its memory behind the first `bytes` (whole units) becomes
+ * a region like it; NULL: no memory for the record, nothing changed. */
+struct kvs_region *kvs_region_cut_locked(struct kvs_store *store, struct kvs_region *region,
+                                         uint64_t bytes);
 void kvs_region_attach_locked(struct kvs_region *region, struct kvs_extent *extent);
 void kvs_region_detach_locked(struct kvs_store *store, struct kvs_region *region);
 void kvs_region_hold_locked(struct kvs_store *store, struct kvs_region *region);

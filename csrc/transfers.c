@@ -31,6 +31,24 @@ static int awaited(const struct kvs_load *load, uint32_t layer, uint32_t span)
            !load->runs[(size_t)layer * load->span_count + span].over;
 }
 
+static int region_awaited(const struct kvs_region *region)
+{
+    for (const struct kvs_waiter *at = region->waiters; at; at = at->next) {
+        if (awaited(at->load, at->layer, at->span)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Nobody joins what will not be whole. */
+static void regions_close(const struct kvs_transfer *transfer)
+{
+    for (struct kvs_region *at = transfer->region; at; at = at->behind) {
+        at->state = KVS_REGION_BAD;
+    }
+}
+
 /* Nobody wants the rest of it any more. */
 static int unwanted_locked(struct kvs_root *root, const struct kvs_transfer *transfer)
 {
@@ -47,8 +65,8 @@ static int unwanted_locked(struct kvs_root *root, const struct kvs_transfer *tra
     case KVS_TRANSFER_REGION:
         break;
     }
-    for (const struct kvs_waiter *at = transfer->region->waiters; at; at = at->next) {
-        if (awaited(at->load, at->layer, at->span)) {
+    for (const struct kvs_region *at = transfer->region; at; at = at->behind) {
+        if (region_awaited(at)) {
             return 0;
         }
     }
@@ -81,7 +99,7 @@ void kvs_transfer_give_up_locked(struct kvs_root *root, struct kvs_transfer *tra
     transfer->submitted = transfer->bytes;
     kvs_transfer_leave_queue_locked(root, transfer);
     if (transfer->kind == KVS_TRANSFER_REGION) {
-        transfer->region->state = KVS_REGION_BAD; /* nobody joins what will not be whole */
+        regions_close(transfer);
     }
 }
 
@@ -95,7 +113,7 @@ void kvs_transfers_give_up_locked(struct kvs_root *root)
         root->slots[i].late = 1;
         kvs_transfer_give_up_locked(root, transfer, -ECANCELED);
         if (transfer->kind == KVS_TRANSFER_REGION) {
-            transfer->region->state = KVS_REGION_BAD;
+            regions_close(transfer);
         }
     }
 }

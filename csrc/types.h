@@ -158,6 +158,7 @@ struct kvs_waiter {
 struct kvs_region {
     struct kvs_link lru; /* store->cached while READY and refs == 0 */
     struct kvs_extent *extent; /* NULL when the extent let go of it */
+    struct kvs_region *behind; /* next in memory, file and transfer; NULL once that is over */
     struct kvs_waiter *waiters;
     uint8_t *memory; /* the arena's */
     uint8_t *cells; /* first cell, inside memory */

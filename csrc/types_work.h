@@ -45,7 +45,7 @@ struct kvs_transfer {
     uint8_t retried;
     uint8_t again; /* planned when a read of its extent had failed before */
     struct kvs_file *file; /* held (reads) */
-    struct kvs_region *region; /* held (REGION, WRITE) */
+    struct kvs_region *region; /* held (REGION, WRITE), with those behind it */
     struct kvs_load *load; /* held (DIRECT) */
     uint32_t layer, layers, span; /* DIRECT; several layers: of a get() */
     uint8_t position, count; /* DIRECT: cells of the extent in this run */
@@ -135,6 +135,7 @@ struct kvs_load {
     uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
     uint64_t first, blocks; /* of the lease */
     uint8_t state;
+    uint8_t apart; /* there was no piece of the pool for several layers: it is not asked again */
     int64_t deadline_ns; /* boot clock */
     uint64_t held_bytes, reserved_bytes;
     uint32_t memory_users;
@@ -160,6 +161,7 @@ struct kvs_writer_extent {
     uint32_t count, count_max; /* blocks; count_max: up to the grid cut */
     uint8_t state, fixed;
     uint8_t wanted; /* FRESH: its file is to be made when the one before is */
+    uint8_t apart; /* there was no piece of the pool for several layers: it is not asked again */
     uint32_t cells_missing, writes_in_flight;
     uint32_t root;
     uint8_t *have; /* [layer][count_max] */

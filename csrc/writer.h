@@ -29,7 +29,7 @@ uint32_t kvs_admit_locked(struct kvs_store *store, const struct kvs_namespace *n
 void kvs_admit_refund_locked(struct kvs_root *root, uint64_t bytes);
 uint64_t kvs_write_budget_left_locked(const struct kvs_root *root);
 
-/* ---- writer.c, stage.c, birth.c, publish.c ---- */
+/* ---- writer.c, stage.c, send.c, birth.c, publish.c ---- */
 void kvs_writer_hold_locked(struct kvs_writer *writer);
 void kvs_writer_drop_locked(struct kvs_writer *writer);
 void kvs_writer_progress_locked(struct kvs_writer *writer);
@@ -43,7 +43,12 @@ uint32_t kvs_place_of_locked(struct kvs_store *store, const struct kvs_key *key)
 void kvs_made_place_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_create_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void kvs_made_drop_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
+/* Bytes of a layer's region, in memory and in the file. */
+uint64_t kvs_staged_bytes(const struct kvs_writer *writer, uint32_t layer, uint64_t blocks);
+/* Sends what is whole; layers that go together when all of them are. */
 void kvs_made_send_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
+/* Of all writers: where room is short, no whole layer waits for those it would go with. */
+void kvs_made_send_apart_locked(struct kvs_store *store);
 void kvs_made_written(struct kvs_transfer *transfer); /* I/O thread */
 void kvs_stage_clear_locked(struct kvs_writer *writer, struct kvs_writer_extent *made);
 void *kvs_copier_thread(void *store);

@@ -134,6 +134,24 @@ static void model_give(struct model *model, unsigned which)
     model->live[which] = model->live[--model->live_count];
 }
 
+/* One of two units and more becomes two. */
+static void model_cut(struct model *model, unsigned which)
+{
+    const uint64_t units = model->live[which].units;
+    if (units < 2 || model->live_count == MAX_LIVE) {
+        return;
+    }
+    const uint64_t kept = 1 + random_below(units - 1);
+    const uint64_t free_bytes = kvs_arena_free_bytes(model->arena);
+    kvs_arena_cut(model->arena, model->live[which].address, kept * UNIT);
+    assert(kvs_arena_free_bytes(model->arena) == free_bytes);
+    model->live[which].units = kept;
+    model->live[model->live_count].address = (char *)model->live[which].address + kept * UNIT;
+    model->live[model->live_count].first = model->live[which].first + kept;
+    model->live[model->live_count].units = units - kept;
+    model->live_count++;
+}
+
 static void random_steps(struct model *model, unsigned steps, uint64_t max_units)
 {
     for (unsigned step = 0; step < steps; step++) {
@@ -142,6 +160,8 @@ static void random_steps(struct model *model, unsigned steps, uint64_t max_units
         if (model->live_count < MAX_LIVE && random_below(100) < take_share) {
             const uint64_t limit = random_below(4) == 0 ? max_units : max_units / 16 + 1;
             model_take(model, random_below(limit * UNIT) + 1);
+        } else if (model->live_count > 0 && random_below(8) == 0) {
+            model_cut(model, (unsigned)random_below(model->live_count));
         } else if (model->live_count > 0) {
             model_give(model, (unsigned)random_below(model->live_count));
         }
