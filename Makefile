@@ -70,7 +70,7 @@ fuzz:  ## Fuzz what reads headers and small files, guided by coverage (SECONDS=6
 
 bench: setup  ## Run the benches (an hour); figures are shares of this disk's own ceiling
 	@set -e; for job in benches/jobs/*.fio; do echo "== $$job"; $(PY) benches/kvfio.py $$job; done
-	@set -e; for bench in ceiling null.py pipeline.py; do \
+	@set -e; for bench in ceiling null.py layer0.py pipeline.py; do \
 	    echo "== benches/$$bench"; $(PY) benches/$$bench; done
 
 bench-small: setup  ## Run each bench for seconds: does it work, has its JSON its shape
