@@ -1,10 +1,10 @@
 """Time to layer 0 of a load: how long before an engine can begin to compute.
 
-Warm: the store's files are open. Bound: the layer's bytes at the speed of raw reads of the same
-layer, into as much memory, at depth 32 in the same round. Cold: no file is open and the kernel has forgotten names and inodes (as root;
-else it is said that it has not). Held against what one would write by hand: a pool of threads, each
-of which opens a file and reads header and layer 0 in one call into huge pages, nothing verified, by
-the number of threads that was best. Its files are the store's.
+Warm: the store's files are open. Bound: raw reads of the same bytes into as much memory at depth 32,
+in the same round. Cold: no file is open and the kernel has forgotten names and inodes (as root; else
+it is said that it has not). Held against what one would write by hand: a pool of threads, each of
+which opens a file and reads header and layer 0 in one call into huge pages, nothing verified, by the
+number of threads that was best. Its files are the store's.
 """
 
 import argparse
@@ -39,12 +39,14 @@ from subject import DEADLINE, Subject, huge
 DEPTH = 32
 THREADS = (4, 8, 16, 32)
 WARM_LOADS = 5  # a round; the median counts
+REST_S = 0.1  # before each sample: what a host lets through at once may depend on what went before
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 DENTRIES_AND_INODES = "2"
 
 
 def kernel_forgets() -> bool:
-    """Names and inodes that nobody uses; 0 where that is not ours to ask."""
+    """Names and inodes that nobody uses, after a rest; False where that is not ours to ask."""
+    time.sleep(REST_S)
     try:
         DROP_CACHES.write_text(DENTRIES_AND_INODES)
     except OSError:
@@ -110,7 +112,6 @@ class Bench:
     pool: str
     raw: RawIo
     by_hand: ByHand
-    seconds: float
     cold: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
     bound: list[float] = field(default_factory=list)
@@ -146,8 +147,10 @@ class Bench:
         warm, bound = [], []
         for _ in range(WARM_LOADS):
             store.drop_ram()
+            time.sleep(REST_S)
             warm.append(to_layer0(kv, self.chain))
-            moved = self.raw.run(DEPTH, self.seconds / WARM_LOADS)
+            time.sleep(REST_S)
+            moved = self.raw.run(DEPTH, 60, steps=len(self.by_hand.files))
             bound.append(layer_bytes / moved.gbps / 1e9)
         self.warm.append(Figures(warm).median)
         self.bound.append(Figures(bound).median)
@@ -223,7 +226,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         steps = [Step(number, header, regions[0]) for number in range(len(files))]
         raw = RawIo(files, steps, depth_max=DEPTH, memory_bytes=len(files) * regions[0])
         by_hand = ByHand(files, header + regions[0])
-        bench = Bench(folder, layout, chain, options.pool, raw, by_hand, options.seconds)
+        bench = Bench(folder, layout, chain, options.pool, raw, by_hand)
         bench.one_round(0)  # faults code in
         for values in (bench.cold, bench.warm, bench.bound, *bench.hand.values()):
             values.clear()
@@ -242,14 +245,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=61, help="of the model (DeepSeek-V3)")
     parser.add_argument("--extent-blocks", type=int, help="blocks in a file; default: chosen")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of raw reads a round")
     parser.add_argument("--pool", default="512MB")
     parser.add_argument("--small", action="store_true", help="seconds: does it work at all?")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.small:
         options.blocks, options.layers, options.rounds = min(options.blocks, 64), 8, 2
-        options.seconds, options.pool = 0.02, "64MB"
+        options.pool = "64MB"
     if min(options.rounds, options.blocks, options.layers) < 1:
         parser.error("--rounds, --blocks and --layers are at least 1")
     facts = run(options)
