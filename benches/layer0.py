@@ -1,10 +1,10 @@
 """Time to layer 0 of a load: how long before an engine can begin to compute.
 
-Warm: the store's files are open. Bound: raw reads of the same bytes into as much memory at depth 32,
-in the same round. Cold: no file is open and the kernel has forgotten names and inodes (as root; else
-it is said that it has not). Held against what one would write by hand: a pool of threads, each of
-which opens a file and reads header and layer 0 in one call into huge pages, nothing verified, by the
-number of threads that was best. Its files are the store's.
+Warm: the store's files are open. Bound: raw reads of the same bytes into as much memory at depth
+32, in the same round. Cold: no file is open and the kernel has forgotten names and inodes (as root;
+else it is said that it has not). Held against what one would write by hand: a pool of threads, each
+of which opens a file and reads header and layer 0 in one call into huge pages, nothing verified, by
+the number of threads that was best. Its files are the store's.
 """
 
 import argparse
