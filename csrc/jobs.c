@@ -6,9 +6,17 @@
  * (pace.c) come last. A worker that a call of fs.h keeps for io_timeout is replaced: the root whose
  * device it waits for goes down (fs_watch.c notes which), and what its own root has to do goes on.
  *
+ * Where urgent jobs queue up, openers help, each of which calls the next: a header that is read
+ * beside large reads comes back with them, so the headers must be asked for before the device is
+ * full. They are started when first needed, from a worker where possible (a caller may be an event
+ * loop), and sleep in between.
+ *
  * Invariants:
  *   1. A job runs exactly once, also when the store is closing.
- *   2. At most KVS_WORKERS_MAX workers, stuck ones included: a dead device takes no more threads.
+ *   2. At most KVS_WORKERS_MAX workers and KVS_OPENERS openers, stuck ones included: a dead device
+ *      takes no more threads.
+ *   3. Openers are never needed: they do nothing where descriptors are short, and one that is stuck
+ *      is replaced when the next is called, if there is a place.
  */
 #include <assert.h>
 #include <errno.h>
@@ -19,6 +27,9 @@
 
 /* A clock that a test drives may jump while a call is under way that takes its real time. */
 enum { CALL_MIN_NS = 50000000 };
+
+/* An open has up to three descriptors for a moment. */
+enum { FILES_PER_OPENER = 16 };
 
 static _Thread_local struct kvs_worker *self;
 static _Thread_local int probes;
@@ -68,10 +79,111 @@ static struct kvs_job *queue_take(struct kvs_job **first, struct kvs_job ***tail
     return job;
 }
 
+static uint32_t openers_most_locked(const struct kvs_root *root)
+{
+    uint32_t most = root->store->file_max / FILES_PER_OPENER;
+    return most < KVS_OPENERS ? most : KVS_OPENERS;
+}
+
+static int opener_wanted_locked(const struct kvs_root *root)
+{
+    return root->urgent_jobs && root->openers_busy < openers_most_locked(root);
+}
+
+static void *worker_main(void *argument);
+
+/* In a place that was never used or whose worker has left. */
+static int worker_start(struct kvs_root *root, int opener)
+{
+    uint32_t first = opener ? KVS_WORKERS_MAX : 0;
+    uint32_t end = opener ? KVS_WORKER_PLACES : KVS_WORKERS_MAX;
+    for (uint32_t i = first; i < end; i++) {
+        struct kvs_worker *worker = &root->workers[i];
+        if (worker->started && !worker->left) {
+            continue;
+        }
+        if (worker->started) {
+            pthread_join(worker->thread, NULL); /* it has nothing left to do but return */
+        }
+        *worker = (struct kvs_worker){.home = root, .at = root, .opener = opener != 0};
+        int error = pthread_create(&worker->thread, NULL, worker_main, worker);
+        worker->started = error == 0;
+        return -error;
+    }
+    return -EAGAIN;
+}
+
+/* One more, when a job waits for it. */
+static void opener_call_locked(struct kvs_root *root)
+{
+    if (opener_wanted_locked(root) && root->openers_idle > 0) {
+        pthread_cond_signal(&root->opener_wanted);
+    } else if (opener_wanted_locked(root) && !root->workers_stop) {
+        (void)worker_start(root, 1);
+    }
+}
+
+static struct kvs_job *job_take_locked(struct kvs_root *root, struct kvs_worker *worker)
+{
+    if (worker->opener && !opener_wanted_locked(root)) {
+        return NULL;
+    }
+    struct kvs_job *job = queue_take(&root->urgent_jobs, &root->urgent_tail);
+    if (!job && !worker->opener) {
+        job = queue_take(&root->jobs, &root->jobs_tail);
+    }
+    if (!job && !worker->opener) {
+        job = kvs_slow_take_locked(root, worker);
+    }
+    return job;
+}
+
+static void job_wait_locked(struct kvs_root *root, const struct kvs_worker *worker)
+{
+    uint32_t *idle = worker->opener ? &root->openers_idle : &root->workers_idle;
+    (*idle)++;
+    pthread_cond_wait(worker->opener ? &root->opener_wanted : &root->job_ready, &root->store->lock);
+    (*idle)--;
+}
+
+static void *worker_main(void *argument)
+{
+    struct kvs_worker *worker = argument;
+    struct kvs_root *root = worker->home;
+    struct kvs_store *store = root->store;
+    self = worker;
+    kvs_lock(store);
+    while (!worker->replaced) {
+        struct kvs_job *job = job_take_locked(root, worker);
+        if (job) {
+            worker->at = root;
+            root->openers_busy += worker->opener;
+            opener_call_locked(root);
+            kvs_unlock(store);
+            job->run(root, job->argument);
+            kvs_lock(store);
+            root->openers_busy -= worker->opener;
+            kvs_slow_over_locked(worker);
+            free(job);
+            pthread_cond_broadcast(&store->changed);
+        } else if (root->workers_stop) {
+            break; /* asked to stop, and nothing is left to do */
+        } else {
+            job_wait_locked(root, worker);
+        }
+    }
+    worker->left = 1;
+    kvs_unlock(store);
+    return NULL;
+}
+
 void kvs_job_put_locked(struct kvs_root *root, struct kvs_job *job, int urgent)
 {
     queue_add(urgent ? &root->urgent_tail : &root->jobs_tail, job);
     pthread_cond_signal(&root->job_ready);
+    if (urgent && root->workers_idle == 0) {
+        opener_call_locked(root); /* else the worker that takes it calls */
+    }
 }
 
 int kvs_job_add_locked(struct kvs_root *root, void (*run)(struct kvs_root *, void *),
@@ -101,59 +213,6 @@ int kvs_job_add_anywhere_locked(struct kvs_store *store, void (*run)(struct kvs_
     return kvs_job_add_locked(kvs_root_in_use_locked(store), run, argument, urgent);
 }
 
-static void *worker_main(void *argument)
-{
-    struct kvs_worker *worker = argument;
-    struct kvs_root *root = worker->home;
-    struct kvs_store *store = root->store;
-    self = worker;
-    kvs_lock(store);
-    while (!worker->replaced) {
-        struct kvs_job *job = queue_take(&root->urgent_jobs, &root->urgent_tail);
-        if (!job) {
-            job = queue_take(&root->jobs, &root->jobs_tail);
-        }
-        if (!job) {
-            job = kvs_slow_take_locked(root, worker);
-        }
-        if (job) {
-            worker->at = root;
-            kvs_unlock(store);
-            job->run(root, job->argument);
-            kvs_lock(store);
-            kvs_slow_over_locked(worker);
-            free(job);
-            pthread_cond_broadcast(&store->changed);
-        } else if (root->workers_stop) {
-            break; /* asked to stop, and nothing is left to do */
-        } else {
-            pthread_cond_wait(&root->job_ready, &store->lock);
-        }
-    }
-    worker->left = 1;
-    kvs_unlock(store);
-    return NULL;
-}
-
-/* In a place that was never used or whose worker has left. */
-static int worker_start(struct kvs_root *root)
-{
-    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
-        struct kvs_worker *worker = &root->workers[i];
-        if (worker->started && !worker->left) {
-            continue;
-        }
-        if (worker->started) {
-            pthread_join(worker->thread, NULL); /* it has nothing left to do but return */
-        }
-        *worker = (struct kvs_worker){.home = root, .at = root};
-        int error = pthread_create(&worker->thread, NULL, worker_main, worker);
-        worker->started = error == 0;
-        return -error;
-    }
-    return -EAGAIN;
-}
-
 int kvs_jobs_start(struct kvs_root *root)
 {
     int error = 0;
@@ -162,7 +221,7 @@ int kvs_jobs_start(struct kvs_root *root)
     root->slow_tail = &root->slow_jobs;
     kvs_lock(root->store);
     for (uint32_t i = 0; i < KVS_FILE_WORKERS && !error; i++) {
-        error = worker_start(root);
+        error = worker_start(root, 0);
     }
     kvs_unlock(root->store);
     return error;
@@ -179,7 +238,7 @@ static void call_is_late_locked(const struct kvs_worker *worker, int64_t now_ns)
 void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns)
 {
     int64_t real_ns = kvs_clock_real_boot_ns(NULL);
-    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
+    for (uint32_t i = 0; i < KVS_WORKER_PLACES; i++) {
         struct kvs_worker *worker = &root->workers[i];
         if (!worker->started || worker->left || worker->replaced || worker->since_ns == 0 ||
             real_ns - worker->since_real_ns < CALL_MIN_NS ||
@@ -190,7 +249,7 @@ void kvs_workers_round_locked(struct kvs_root *root, int64_t now_ns)
             call_is_late_locked(worker, now_ns);
         }
         kvs_slow_over_locked(worker); /* those behind it need not wait for it */
-        worker->replaced = worker_start(root) == 0;
+        worker->replaced = worker->opener || worker_start(root, 0) == 0;
     }
 }
 
@@ -200,8 +259,9 @@ void kvs_jobs_stop(struct kvs_root *root)
     kvs_lock(root->store);
     root->workers_stop = 1;
     pthread_cond_broadcast(&root->job_ready);
+    pthread_cond_broadcast(&root->opener_wanted);
     kvs_unlock(root->store);
-    for (uint32_t i = 0; i < KVS_WORKERS_MAX; i++) {
+    for (uint32_t i = 0; i < KVS_WORKER_PLACES; i++) {
         if (root->workers[i].started) {
             pthread_join(root->workers[i].thread, NULL);
             root->workers[i].started = 0;

@@ -84,14 +84,14 @@ static int span_attach(struct kvs_load *load, struct kvs_load_span *span)
 static int plan_one(struct kvs_root *root, struct kvs_load *load)
 {
     uint32_t layer = load->front_layer[root->number];
-    int waiting = 0;
+    uint32_t none = load->span_count, waiting = none; /* the first that has no open file yet */
     for (uint32_t i = load->span_hint[root->number]; i < load->span_count; i++) {
         struct kvs_load_span *span = &load->spans[i];
         if (span->root != root->number || span->next_layer != layer) {
             continue;
         }
         if (!span_attach(load, span)) {
-            waiting = 1;
+            waiting = i < waiting ? i : waiting;
             continue;
         }
         int error = load->ns->cell_bytes[layer] == 0 ? 0 : kvs_plan_direct_locked(load, layer, i);
@@ -102,16 +102,16 @@ static int plan_one(struct kvs_root *root, struct kvs_load *load)
         }
         if (error) {
             load->starved_roots |= 1u << root->number;
-            load->span_hint[root->number] = waiting ? 0 : i;
+            load->span_hint[root->number] = waiting < none ? waiting : i;
             return 0;
         }
         load->starved_roots &= ~(1u << root->number);
         span->next_layer++;
-        load->span_hint[root->number] = waiting ? 0 : i + 1;
+        load->span_hint[root->number] = waiting < none ? waiting : i + 1;
         return 1;
     }
-    load->span_hint[root->number] = 0;
-    if (!waiting && layer < load->ns->layer_count) {
+    load->span_hint[root->number] = waiting < none ? waiting : 0;
+    if (waiting == none && layer < load->ns->layer_count) {
         load->front_layer[root->number]++;
         return 1;
     }

@@ -54,6 +54,7 @@ static void store_free(struct kvs_store *store)
     }
     for (uint32_t i = 0; i < store->root_count; i++) {
         pthread_cond_destroy(&store->roots[i].job_ready);
+        pthread_cond_destroy(&store->roots[i].opener_wanted);
         pthread_cond_destroy(&store->roots[i].help_wanted);
     }
     free(store->namespaces);
@@ -68,6 +69,7 @@ static void store_free(struct kvs_store *store)
         kvs_fs_posix_close(store->fs_inner);
     }
     pthread_cond_destroy(&store->changed);
+    pthread_cond_destroy(&store->ticket_done);
     pthread_cond_destroy(&store->put_ready);
     pthread_cond_destroy(&store->keeper_wake);
     pthread_mutex_destroy(&store->lock);
@@ -90,6 +92,7 @@ static void conditions_init(struct kvs_store *store)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&store->lock, NULL);
     pthread_cond_init(&store->changed, &monotonic);
+    pthread_cond_init(&store->ticket_done, &monotonic);
     pthread_cond_init(&store->put_ready, &monotonic);
     pthread_cond_init(&store->keeper_wake, &monotonic);
     pthread_condattr_destroy(&monotonic);

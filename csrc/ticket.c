@@ -66,6 +66,7 @@ void kvs_ticket_finish_locked(struct kvs_ticket *ticket, int64_t result)
         queue_push_locked(ticket->queue, ticket->token);
         ticket->queue = NULL;
     }
+    pthread_cond_broadcast(&ticket->store->ticket_done);
     pthread_cond_broadcast(&ticket->store->changed);
 }
 
@@ -114,8 +115,8 @@ int kvs_ticket_wait(struct kvs_ticket *ticket, int64_t timeout_ns)
     }
     kvs_lock(store);
     while (!ticket->done && error != ETIMEDOUT) {
-        error = timeout_ns < 0 ? pthread_cond_wait(&store->changed, &store->lock)
-                               : pthread_cond_timedwait(&store->changed, &store->lock, &until);
+        error = timeout_ns < 0 ? pthread_cond_wait(&store->ticket_done, &store->lock)
+                               : pthread_cond_timedwait(&store->ticket_done, &store->lock, &until);
     }
     int done = ticket->done;
     kvs_unlock(store);

@@ -22,8 +22,10 @@
 
 enum {
     KVS_HELPERS_MAX = 3,           /* per root: they hash and copy when one core cannot keep up */
-    KVS_FILE_WORKERS = 4,          /* per root: cold opens run in parallel */
+    KVS_FILE_WORKERS = 4,          /* per root: they do all kinds of jobs */
     KVS_WORKERS_MAX = 12, /* with those in place of workers that a device keeps waiting */
+    KVS_OPENERS = 12, /* per root, beside those: urgent jobs only, started when they queue up */
+    KVS_WORKER_PLACES = KVS_WORKERS_MAX + KVS_OPENERS,
     KVS_NAMESPACE_NAME_BYTES = 33, /* 32 hex digits and the terminator */
     KVS_BUCKETS = 4096, /* directories of a namespace: 3 hex digits */
     KVS_PATH_BYTES = KVS_FS_NAME_BYTES
@@ -188,6 +190,7 @@ struct kvs_worker {
     int64_t since_real_ns; /* the same, whatever the store's clock is */
     uint8_t rounds; /* of the keeper that saw that call overdue */
     uint8_t started, left; /* left: its function is over, join it */
+    uint8_t opener; /* does urgent jobs only */
     uint8_t patient; /* the call may take its time */
     uint8_t replaced; /* the call took too long: another does its work, it leaves when it is back */
 };
@@ -228,10 +231,11 @@ struct kvs_root {
     int helpers_stop;
     pthread_cond_t help_wanted;
     /* file workers */
-    struct kvs_worker workers[KVS_WORKERS_MAX];
+    struct kvs_worker workers[KVS_WORKER_PLACES]; /* the last KVS_OPENERS: openers */
+    uint32_t workers_idle, openers_idle, openers_busy;
     int workers_stop;
     struct kvs_job *jobs, **jobs_tail, *urgent_jobs, **urgent_tail;
-    pthread_cond_t job_ready;
+    pthread_cond_t job_ready, opener_wanted;
     /* capacity */
     uint64_t capacity_bytes, reserve_bytes, used_bytes;
     int64_t writes_paid_ns; /* admit.c: what was written so far is within the budget by then */
@@ -279,6 +283,7 @@ struct kvs_absent;
 struct kvs_store {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a ticket was finished, or a count that someone waits for fell */
+    pthread_cond_t ticket_done; /* callers wait here: not to be woken by every job and region */
     atomic_int refs;
     unsigned fork_generation;
     int closing; /* 1: no new work, 2: threads leave */

@@ -80,6 +80,15 @@ def test_the_pipeline_has_a_bound_for_every_model(tmp_path: Path) -> None:
         assert row["prefill_source"] and row["target_gbps"] > 0
 
 
+@pytest.mark.parametrize("extent", ["16", "1"])
+def test_layer_0_warm_and_cold_has_its_bounds(extent: str, tmp_path: Path) -> None:
+    found = bench("layer0.py", "--json", f"--dir={tmp_path}", f"--extent-blocks={extent}")
+    assert found["files"] == found["blocks"] / int(extent)
+    for what in ("warm_s", "bound_s", "cold_s", "cold_of_by_hand"):
+        assert found[what]["median"] > 0, what
+    assert set(found["by_hand_s"]) == {"4", "8", "16", "32"}
+
+
 def test_small_extents_are_held_against_full_ones(tmp_path: Path) -> None:
     found = bench("bench_small_extents.py", "--json", f"--dir={tmp_path}")
     assert (

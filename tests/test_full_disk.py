@@ -186,7 +186,7 @@ def test_descriptors_that_run_out_close_cached_files_and_it_goes_on(
 def test_a_load_gives_back_the_files_it_keeps_when_descriptors_run_out(tmp_path: Path) -> None:
     """It kept open what its later layers need. When the limit then fell below that, those files
     filled every place, and the rest of layer 0 waited for one until the deadline."""
-    kept, workers, more = 6, 4, 3
+    kept, workers, more = 6, 16, 3
     with troubled(tmp_path, io_timeout="1h") as it:
         chain = chain_named(it.kv, "long", (kept + workers + more) * GRID)
         assert put(it.kv, chain) == len(chain)

@@ -10,6 +10,7 @@ import logging
 import subprocess
 import sys
 from contextlib import suppress
+from errno import EMFILE
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ import pytest
 from kvstore import OpenError, Store, StoreClosed
 from kvstore.store import open_blocking
 from kvstore.testing import Fault, FileCall, Injection, Io, VirtualClock
-from tests.support.prompts import GRID, assert_whole, eventually, put, put_all
+from tests.support.prompts import GRID, assert_whole, eventually, put, put_all, put_layer
 from tests.support.stores import run
 from tests.support.tight import LAYOUT, chain_named
 from tests.support.troubled import ROOMY, Troubled, in_flight, troubled
 
-WORKERS = 4  # file workers of a root
+WORKERS, WORKERS_MAX = 4, 12  # file workers of a root; with those in place of stuck ones
+OPENERS = 12  # more of them, for what loads wait for
 
 
 # ---- calls of the file system --------------------------------------------------------------------
@@ -30,12 +32,12 @@ WORKERS = 4  # file workers of a root
 
 def test_opens_that_hang_take_the_root_down_and_end_their_loads(tmp_path: Path) -> None:
     with troubled(tmp_path) as it:
-        chain = chain_named(it.kv, "stored", 8 * GRID)
+        chain = chain_named(it.kv, "stored", (WORKERS + OPENERS + 3) * GRID)
         assert put(it.kv, chain) == len(chain)
         it.store.drop_ram()
         it.files.stall(FileCall.OPEN_READ)
         running = it.kv.load(it.kv.match(chain), deadline="1d")
-        eventually(lambda: it.files.stalled == WORKERS, "every file worker hangs")
+        eventually(lambda: it.files.stalled == WORKERS + OPENERS, "all hang that open files")
         it.tick(9)
         assert it.root().state == "up"
         it.clock.advance(2)
@@ -46,6 +48,42 @@ def test_opens_that_hang_take_the_root_down_and_end_their_loads(tmp_path: Path) 
         it.heal()
         it.until_up()
         assert_whole(it.kv, chain)
+
+
+def test_loads_open_files_while_all_file_workers_make_others(tmp_path: Path) -> None:
+    """There were four workers for everything, and loads waited behind what four writers began."""
+    with troubled(tmp_path, io_timeout="1h") as it:
+        chain = chain_named(it.kv, "stored", 2 * GRID)
+        assert put(it.kv, chain) == len(chain)
+        it.store.drop_ram()
+        it.files.stall(FileCall.OPEN_TEMP)
+        writers = [it.kv.writer(chain_named(it.kv, i)) for i in range(WORKERS)]
+        for writer in writers:
+            put_layer(it.kv, writer, 0, 0, GRID)
+        eventually(lambda: it.files.stalled == WORKERS, "every file worker is busy")
+        assert_whole(it.kv, chain)
+        assert it.files.stalled == WORKERS
+        it.heal()
+        for writer in writers:
+            writer.abort()
+
+
+def test_where_descriptors_are_short_no_more_files_are_opened_at_once(tmp_path: Path) -> None:
+    with troubled(tmp_path, io_timeout="1h") as it:
+        it.stored(20 * GRID, "open")
+        chain = chain_named(it.kv, "stored", 9 * GRID)
+        assert put(it.kv, chain) == len(chain)
+        it.store.drop_ram()
+        it.files.add(FileCall.OPEN_READ, EMFILE, count=1)
+        it.files.stall(FileCall.STAT_FD)
+        with it.kv.load(it.kv.match(chain), deadline="1d") as running:
+            eventually(lambda: it.files.stalled == WORKERS, "some open files")
+            for _ in range(3):
+                it.tick(1)
+            assert it.files.stalled == WORKERS
+            assert WORKERS < it.store.info().files.open_max < 16
+            it.heal()
+            assert list(running)[-1].blocks == len(chain)
 
 
 def test_a_probe_that_hangs_is_one_and_the_root_is_back_when_it_answers(tmp_path: Path) -> None:
@@ -99,8 +137,8 @@ def test_a_disk_that_hangs_again_and_again_takes_a_bounded_number_of_threads(
             it.tick(60)
             most = max(most, it.files.stalled)
             threads.add(len(list(Path("/proc/self/task").iterdir())))
-        assert most <= 12
-        assert max(threads) - min(threads) <= 12
+        assert most <= WORKERS_MAX + OPENERS
+        assert max(threads) - min(threads) <= WORKERS_MAX + OPENERS
         it.heal()
         it.until_up()
         for chain in chains[:3]:
