@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -132,7 +133,7 @@ class Bench:
                 self.cold.append(to_layer0(kv, self.chain))
 
             turns: list[Callable[[], None]] = [store_cold]
-            turns += [lambda t=threads: self.hand_cold(t) for threads in THREADS]  # type: ignore[misc]
+            turns += [partial(self.hand_cold, threads) for threads in THREADS]
             at = number % len(turns)  # each of them is first in its turn
             for turn in turns[at:] + turns[:at]:
                 turn()
