@@ -110,7 +110,7 @@ static uint32_t roots_open_locked(const struct kvs_store *store)
 {
     uint32_t open = 0;
     for (uint32_t i = 0; i < store->root_count; i++) {
-        open |= (uint32_t)!store->roots[i].closed << i;
+        open |= store->roots[i].closed ? 0 : 1u << i;
     }
     return open;
 }
