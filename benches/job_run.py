@@ -72,7 +72,7 @@ class JobRun:
         self.done: list[Round] = []
         self.user_s = self.system_s = 0.0
         self.cpu_s: list[float] = []  # of each round
-        self.loop_us: list[float] = []  # of the event loop's thread, per operation of the device
+        self.loop_us: list[float] = []  # of the event loop's thread in loads, per read
         self.stages: dict[str, tuple[list[int], float]] = {}
 
     def __enter__(self) -> "JobRun":
@@ -104,16 +104,15 @@ class JobRun:
         return self.result(ceiling)
 
     async def one_round(self) -> None:
-        stages, cpu, loop = self.store.latency(), cpu_s(), time.thread_time()
+        stages, cpu = self.store.latency(), cpu_s()
         self.done.append(await self.rounds.kind()())
-        loop = time.thread_time() - loop
         user_s, system_s = cpu_s()
         self.user_s += user_s - cpu[0]
         self.system_s += system_s - cpu[1]
         self.cpu_s.append(user_s - cpu[0] + system_s - cpu[1])
         after = self.store.latency()
-        moved = sum(sum(after[n].counts) - sum(stages[n].counts) for n in ("read", "write"))
-        self.loop_us.append(loop * 1e6 / max(1, moved))
+        reads = sum(after["read"].counts) - sum(stages["read"].counts)
+        self.loop_us.append(self.done[-1].loop_s * 1e6 / max(1, reads))
         for name, stage in after.items():
             self.add_stage(name, stages[name], stage)
 
@@ -208,7 +207,7 @@ class JobRun:
             "rounds": len(self.done),
             "of_fresh": fresh.facts(),
             "cpu_s_per_gib": self.cpu().facts(),
-            "loop_us_per_operation": Figures(self.loop_us).facts(),
+            "loop_us_per_read": Figures(self.loop_us).facts(),
             "completions": self.completions().facts(),
             "delivered_bytes": sum(one.delivered_bytes for one in self.done),
             "layer0_ns": times_ns([load.layer0_ns for load in loads]),
@@ -246,7 +245,8 @@ class JobRun:
             f"{tool} {Figures(v).median:.3f}" for tool, v in ceiling.samples.cpu.items()
         )
         found.append(f"processor   {self.cpu():.3f} s per GiB; raw: {raw}")
-        found.append(f"event loop  {Figures(self.loop_us)} us per operation of the device")
+        if any(self.loop_us):
+            found.append(f"event loop  {Figures(self.loop_us)} us per read of the device")
         found += self.mixed.lines(self.done) if self.mixed else []
         found.append(f"evicted     {self.store.stats().evicted_extents} extents")
         found += ceiling.samples.lines("write" if self.job.rw == "write" else "read")

@@ -8,16 +8,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ceiling import ReadCeiling, WriteCeiling, fresh_files, layer_major
+from ceiling import ReadCeiling, WriteCeiling
 from ceiling.paced import PacedWriter
 from fio_json import p99_ms, times_ns
 from jobfile import Job
 from measure import Figures, ratios
 from rounds import Round
-from subject import PAGE, Subject
+from subject import Subject
 
 FILES = 4  # that raw writes go to
-SECONDS = 0.3  # of raw reads, alone and beside
+SECONDS = 1.0  # of raw reads, alone and beside
 
 
 class Mixed:
@@ -33,15 +33,14 @@ class Mixed:
             writes.sample()
         self.device_gbps = writes.samples.best().figures.median
         self.writer_gbps = self.device_gbps * job.write_rate / 100
-        self.paths = fresh_files(here, FILES, PAGE + sum(subject.regions))
-        self.steps = layer_major(FILES, PAGE, subject.regions)
+        self.regions = subject.regions
         self.alone: list[float] = []
         self.beside: list[float] = []
 
     def sample(self, ceiling: ReadCeiling) -> None:
         raw, depth = ceiling.raw["fresh"], ceiling.samples.best("fresh").depth
         self.alone.append(raw.run(depth, SECONDS).gbps)
-        with PacedWriter(self.paths, self.steps, self.writer_gbps):
+        with PacedWriter(Path(self.folder.name), self.regions, self.writer_gbps):
             self.beside.append(raw.run(depth, SECONDS).gbps)
 
     def facts(self, rounds: list[Round]) -> dict[str, Any]:

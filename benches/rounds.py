@@ -31,6 +31,7 @@ class Round:
     write_bytes: int = 0
     write_s: float = 0
     delivered_bytes: int = 0
+    loop_s: float = 0  # of it the event loop's thread was busy; loads only
     loads: list[Load] = field(default_factory=list)
     idle_loads: list[Load] = field(default_factory=list)  # mixed: alone, in the same round
     idle_gbps: float = 0
@@ -127,12 +128,13 @@ class Rounds:
         """Cold."""
         self.subject.store.drop_ram()
         before = device_bytes(self.subject)[0]
-        began = time.perf_counter()
+        began, loop = time.perf_counter(), time.thread_time()
         loads = await loads_of()
-        took = time.perf_counter() - began
+        took, loop = time.perf_counter() - began, time.thread_time() - loop
         return Round(
             read_bytes=device_bytes(self.subject)[0] - before,
             read_s=took,
+            loop_s=loop,
             delivered_bytes=sum(load.nbytes for load in loads),
             loads=loads,
         )
