@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan.h"
 #include "room.h"
 #include "store.h"
 #include "xxh3.h"
@@ -188,11 +189,15 @@ static enum kvs_reason regions_judge(const struct kvs_transfer *transfer)
     return worst;
 }
 
-/* Once more: what failed its check, and what the device refused as one of several layers. */
-static int read_again(const struct kvs_transfer *transfer)
+/* Once more: what failed its check, and what the device refused as one of several layers. One does
+ * not use up the other: damage is what was read twice and wrong twice. */
+static int read_again(struct kvs_transfer *transfer)
 {
-    int refused = transfer->region->behind && kvs_device_error(transfer->error);
-    return !transfer->retried && (transfer->error ? refused : 1);
+    uint8_t *again = transfer->error ? &transfer->again_refused : &transfer->again_checked;
+    int worth = !transfer->error || (transfer->region->behind && kvs_device_error(transfer->error));
+    int first = worth && !*again;
+    *again |= (uint8_t)first;
+    return first;
 }
 
 static int region_read_done(struct kvs_root *root, struct kvs_transfer *transfer)
@@ -222,6 +227,16 @@ static int region_read_done(struct kvs_root *root, struct kvs_transfer *transfer
     transfer_free_locked(store, transfer);
     kvs_unlock(store);
     return 0;
+}
+
+/* What failed its check is read again from the very file: its extent may have let go of it. */
+static void file_keep_locked(struct kvs_load *load, const struct kvs_transfer *transfer)
+{
+    struct kvs_load_span *span = &load->spans[transfer->span];
+    if (load->state == KVS_LOAD_RUNNING && !kvs_span_file_locked(span)) {
+        kvs_file_ref_locked(transfer->file);
+        span->file = transfer->file;
+    }
 }
 
 /* The last transfer of a span that went straight to the caller. */
@@ -258,6 +273,7 @@ static void direct_read_done(struct kvs_root *root, struct kvs_transfer *transfe
         run->reread |= good[i] < transfer->count;
         run += load->span_count;
     }
+    file_keep_locked(load, transfer);
     /* First the caller's memory is let go (the reread counts for itself when it copies). */
     kvs_load_memory_done_locked(load);
     for (uint32_t i = 0; i < count; i++) {

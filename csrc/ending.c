@@ -63,7 +63,6 @@ static void end(struct kvs_root *root, struct kvs_transfer *transfer)
         break;
     }
     if (kvs_transfer_read_done(root, transfer)) {
-        transfer->retried = 1;
         transfer->submitted = 0;
         transfer->error = 0;
         kvs_lock(root->store);

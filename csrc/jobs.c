@@ -8,8 +8,8 @@
  *
  * Where urgent jobs queue up, openers help, each of which calls the next: a header that is read
  * beside large reads comes back with them, so the headers must be asked for before the device is
- * full. They are started when first needed, from a worker where possible (a caller may be an event
- * loop), and sleep in between.
+ * full. They are started when they are needed, from a worker where possible (a caller may be an
+ * event loop), and leave when nobody has needed them for a while.
  *
  * Invariants:
  *   1. A job runs exactly once, also when the store is closing.
@@ -29,7 +29,7 @@
 enum { CALL_MIN_NS = 50000000 };
 
 /* An open has up to three descriptors for a moment. */
-enum { FILES_PER_OPENER = 16 };
+enum { FILES_PER_OPENER = 16, OPENER_IDLE_S = 2 };
 
 static _Thread_local struct kvs_worker *self;
 static _Thread_local int probes;
@@ -125,25 +125,37 @@ static void opener_call_locked(struct kvs_root *root)
 
 static struct kvs_job *job_take_locked(struct kvs_root *root, struct kvs_worker *worker)
 {
-    if (worker->opener && !opener_wanted_locked(root)) {
+    /* At the end it may be alone with what its own last job added. */
+    int opener = worker->opener && !root->workers_stop;
+    if (opener && !opener_wanted_locked(root)) {
         return NULL;
     }
     struct kvs_job *job = queue_take(&root->urgent_jobs, &root->urgent_tail);
-    if (!job && !worker->opener) {
+    if (!job && !opener) {
         job = queue_take(&root->jobs, &root->jobs_tail);
     }
-    if (!job && !worker->opener) {
+    if (!job && !opener) {
         job = kvs_slow_take_locked(root, worker);
     }
     return job;
 }
 
-static void job_wait_locked(struct kvs_root *root, const struct kvs_worker *worker)
+/* 0: an opener that nobody called for a while. Real time, also where a test drives the clock. */
+static int job_wait_locked(struct kvs_root *root, const struct kvs_worker *worker)
 {
-    uint32_t *idle = worker->opener ? &root->openers_idle : &root->workers_idle;
-    (*idle)++;
-    pthread_cond_wait(worker->opener ? &root->opener_wanted : &root->job_ready, &root->store->lock);
-    (*idle)--;
+    if (!worker->opener) {
+        root->workers_idle++;
+        pthread_cond_wait(&root->job_ready, &root->store->lock);
+        root->workers_idle--;
+        return 1;
+    }
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += OPENER_IDLE_S;
+    root->openers_idle++;
+    int error = pthread_cond_timedwait(&root->opener_wanted, &root->store->lock, &until);
+    root->openers_idle--;
+    return error != ETIMEDOUT || opener_wanted_locked(root) || root->workers_stop;
 }
 
 static void *worker_main(void *argument)
@@ -168,8 +180,8 @@ static void *worker_main(void *argument)
             pthread_cond_broadcast(&store->changed);
         } else if (root->workers_stop) {
             break; /* asked to stop, and nothing is left to do */
-        } else {
-            job_wait_locked(root, worker);
+        } else if (!job_wait_locked(root, worker)) {
+            break;
         }
     }
     worker->left = 1;

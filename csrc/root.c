@@ -227,7 +227,11 @@ struct kvs_root *kvs_root_add(struct kvs_store *store)
     root->reads_tail = &root->reads;
     root->writes_tail = &root->writes;
     pthread_cond_init(&root->job_ready, NULL);
-    pthread_cond_init(&root->opener_wanted, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&root->opener_wanted, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     pthread_cond_init(&root->help_wanted, NULL);
     root->ended_tail = &root->ended;
     return root;

@@ -1,8 +1,8 @@
 /*
  * ticket.c: completions, and the queues that carry them to event loops.
  *
- * A ticket is finished once, under the store's lock; whoever blocks on it is woken through the
- * store's one condition, whoever sent it to a queue finds its token there. A queue writes its
+ * A ticket is finished once, under the store's lock; whoever blocks on it is woken through a
+ * condition of all tickets, whoever sent it to a queue finds its token there. A queue writes its
  * eventfd only when it goes from empty to non-empty, so a loop is woken once per batch.
  *
  * Does not know what a ticket stands for.

@@ -42,7 +42,7 @@ struct kvs_transfer {
     uint64_t bytes, submitted;
     uint32_t in_flight;
     int32_t error;
-    uint8_t retried;
+    uint8_t again_checked, again_refused; /* read once more, after a cell failed, after an error */
     uint8_t again; /* planned when a read of its extent had failed before */
     struct kvs_file *file; /* held (reads) */
     struct kvs_region *region; /* held (REGION, WRITE), with those behind it */
@@ -131,7 +131,7 @@ struct kvs_load {
     uint32_t layers_ready;
     uint32_t front_layer[KVS_ROOTS_MAX], span_hint[KVS_ROOTS_MAX]; /* plan.c */
     uint64_t tried_round[KVS_ROOTS_MAX];
-    uint32_t span_roots;    /* bit per root that has spans */
+    uint32_t span_roots; /* bit per root that has spans */
     uint32_t starved_roots; /* bit per root: its next span found no room in the pool */
     uint64_t first, blocks; /* of the lease */
     uint8_t state;

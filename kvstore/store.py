@@ -176,7 +176,10 @@ class Store:
         return latency_of(self.core)
 
     def info(self) -> Info:
-        """What the store runs on, and everything that is slower than it could be."""
+        """What the store runs on, and everything that is slower than it could be.
+
+        Milliseconds, since it looks up how much of the pool is on huge pages; `stats` costs little.
+        """
         self.log_events()
         self._watch_clock()
         return info_of(

@@ -18,7 +18,7 @@ import pytest
 from kvstore import OpenError, Store, StoreClosed
 from kvstore.store import open_blocking
 from kvstore.testing import Fault, FileCall, Injection, Io, VirtualClock
-from tests.support.prompts import GRID, assert_whole, eventually, put, put_all, put_layer
+from tests.support.prompts import GRID, assert_whole, eventually, load, put, put_all, put_layer
 from tests.support.stores import run
 from tests.support.tight import LAYOUT, chain_named
 from tests.support.troubled import ROOMY, Troubled, in_flight, troubled
@@ -71,17 +71,18 @@ def test_loads_open_files_while_all_file_workers_make_others(tmp_path: Path) -> 
 def test_where_descriptors_are_short_no_more_files_are_opened_at_once(tmp_path: Path) -> None:
     with troubled(tmp_path, io_timeout="1h") as it:
         it.stored(20 * GRID, "open")
-        chain = chain_named(it.kv, "stored", 9 * GRID)
-        assert put(it.kv, chain) == len(chain)
+        chain, short = chain_named(it.kv, "stored", 9 * GRID), chain_named(it.kv, "short")
+        assert put(it.kv, chain) == len(chain) and put(it.kv, short) == GRID
         it.store.drop_ram()
         it.files.add(FileCall.OPEN_READ, EMFILE, count=1)
+        assert load(it.kv, it.kv.match(short)) == (GRID, None)
+        assert WORKERS < it.store.info().files.open_max < 16
         it.files.stall(FileCall.STAT_FD)
         with it.kv.load(it.kv.match(chain), deadline="1d") as running:
             eventually(lambda: it.files.stalled == WORKERS, "some open files")
             for _ in range(3):
                 it.tick(1)
             assert it.files.stalled == WORKERS
-            assert WORKERS < it.store.info().files.open_max < 16
             it.heal()
             assert list(running)[-1].blocks == len(chain)
 
