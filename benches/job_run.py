@@ -1,7 +1,6 @@
 """One job from its prepared store to its result: rounds of ceiling and store in turn."""
 
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from fio_json import Result, Side, p99_ms, times_ns
 from jobfile import Job
 from kvstore import Layout, Store
 from kvstore.report import StageLatency
-from measure import GIB, Figures, coverage_words, ratios, store_words
+from measure import GIB, Figures, coverage_words, cpu_s, ratios, store_words
 from mixed import FILES, Mixed
 from rounds import Round, Rounds
 from subject import Subject
@@ -44,11 +43,6 @@ def need_bytes(job: Job, layout: Layout) -> int:
     """Of the disk: the store, and what the ceiling writes beside it."""
     raw = 2 * FILES * layout.blocks_per_extent * layout.block_bytes if job.write_rate else 0
     return capacity_bytes(job, layout) + 2 * round_bytes(job, layout) + raw
-
-
-def cpu_s() -> tuple[float, float]:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime, used.ru_stime
 
 
 class How(NamedTuple):

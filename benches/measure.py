@@ -59,10 +59,10 @@ def ratios(these: Sequence[float], those: Sequence[float]) -> Figures:
     return Figures([mine / other for mine, other in zip(these, those, strict=True)])
 
 
-def processor_s() -> float:
-    """Of this process so far, all threads, user and system."""
+def cpu_s() -> tuple[float, float]:
+    """(user, system) of this process so far, all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    return used.ru_utime, used.ru_stime
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

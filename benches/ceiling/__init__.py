@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ceiling import fio
 from kvstore.raw_io import DEPTHS, PAGE, RawIo, Step
-from measure import GIB, Figures, coverage_words, processor_s, skip
+from measure import GIB, Figures, coverage_words, cpu_s, skip
 
 FIO_SECONDS = 0.5  # shorter, and its first touch of its buffers is what it measures
 
@@ -46,9 +46,9 @@ class Samples:
         self.cpu.setdefault(tool, []).append(cpu)
 
     def add_raw(self, tool: str, depth: int, raw: RawIo, seconds: float, steps: int = 0) -> None:
-        before = processor_s()
+        before = sum(cpu_s())
         moved = raw.run(depth, seconds, steps=steps)
-        cpu = (processor_s() - before) / (moved.bytes / GIB)
+        cpu = (sum(cpu_s()) - before) / (moved.bytes / GIB)
         self.add(tool, depth, moved.gbps, cpu)
 
     def cover(self, tool: str, coverage: float) -> None:
